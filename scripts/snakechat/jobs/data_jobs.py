@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.config.recipes import Config, JobId
+from snakechat.config.recipes import Config, ConfigError, JobId
 from snakechat.config.sections import judge_settings
 from snakechat.data.dataset_files import (
     check_kinds,
@@ -71,12 +71,11 @@ def import_dataset(config: Config, name: str) -> Description:
 
 
 def select_responses(config: Config, name: str) -> Description:
-    dataset, recipe = config.values["datasets"][name], config.generated_by(name)
-    assert recipe is not None
+    dataset = config.values["datasets"][name]
     defaults = {"min_score": None, "min_margin": 0.0}
     return Description(
         settings={key: dataset.get(key, defaults.get(key)) for key in ("select", *defaults)},
-        inputs={"scores": ("score_responses", recipe)},
+        inputs={"scores": ("score_responses", dataset["generations"])},
     )
 
 
@@ -169,16 +168,13 @@ def declared_licenses(config: Config) -> dict[str, str]:
 
 
 def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
-    """Return the files of a dataset by SPLIT/PATH, relative to its folder.
-
-    Files that may have rows and belong to no split are a warning.
-    """
+    """Return the files of a dataset by SPLIT/PATH, relative to its folder."""
     source, selection = config.source_of("datasets", name), config.selection(name)
     if source is None:
         return None, {}
     folder = source.parent if source.is_file() else source
     remark, unread = None, set[str]()
-    with _errors_at(f"config: datasets.{name}.path: {source}"):
+    with errors_at(f"datasets.{name}.path: {source}"):
         if not source.exists():
             raise InputError("it does not exist")
         if source.is_file():
@@ -188,8 +184,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
             splits = train_and_eval(saved, selection.get("split", {}), local_paths(source))
             unread = {"name"} & selection.keys()
         else:
-            configs = card_configs(source)
-            splits, remark = split_files(local_paths(source), selection, configs)
+            splits, remark = split_files(local_paths(source), selection, card_configs(source))
         # A path in place of a repository leaves what selects the repository's files.
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
@@ -205,7 +200,7 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
     folder = config.source_of("models", name)
     if folder is None:
         return None, {}
-    with _errors_at(f"config: models.{name}.path: {folder}"):
+    with errors_at(f"models.{name}.path: {folder}"):
         if not folder.is_dir():
             raise InputError("the folder does not exist")
         found = sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -228,9 +223,9 @@ def _check_files(folder: Path, paths: Iterable[str]) -> None:
 
 
 @contextmanager
-def _errors_at(place: str) -> Iterator[None]:
-    """Have errors of files name the place in the config, and the path."""
+def errors_at(place: str) -> Iterator[None]:
+    """Have errors of files name the place in the config."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise ConfigError(f"config: {place}: {error}") from None

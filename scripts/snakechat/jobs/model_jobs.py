@@ -15,9 +15,8 @@ from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, availa
 from snakechat.config.references import Reference
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.jobs.data_jobs import Description, Inputs, declared_licenses
+from snakechat.jobs.data_jobs import Description, Inputs, declared_licenses, errors_at
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import find_version, is_version
 from snakechat.workflow.manifest import MANIFEST
 
@@ -95,21 +94,21 @@ def train(config: Config, name: str, stage: str) -> Description:
     if stage == "rlhf":
         for teacher in config.references(stage, name)["teacher"].values():
             inputs["teacher"] = config.model_job(teacher)
-        inputs |= _reward_models(config, stage, name, "reward")
         if recipe["ptx"] is not None:
             inputs["ptx"] = ("tokenize_sft", recipe["ptx"])
+        inputs |= _reward_models(config, stage, name, "reward")
     if stage == "dpo" and has_reference(recipe["loss"]):
         inputs["reference"] = ("compute_reference", name)
     if "command" not in recipe:
         return Description(config.program_settings(stage, name), inputs)
-    named = names_in(recipe["command"])
+    words = names_in(recipe["command"])
     # {reference} is the model itself.
-    read = {"model", "actor", *named - {"reference"}}
+    read = {"model", "actor", *words - {"reference"}}
     found = {key: job for key, job in inputs.items() if key.partition(".")[0] in read}
     rewards = sum(key.startswith("reward") for key in found)
-    if "reward" in named and rewards != 1:
+    if "reward" in words and rewards != 1:
         raise ConfigError(f"config: {place}: {{reward}} is one model, and reward has {rewards}")
-    if "data" in named:
+    if "data" in words:
         found["data"] = ("render_rows", f"{stage}/{name}")
     return _command(config, recipe, place, found)
 
@@ -139,15 +138,13 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
     if "seed" in names_in(keys["command"]):
         settings["seed"] = keys["seed"]
     python = str(config.local_path(keys["python"])) if "python" in keys else ""
-    try:
+    with errors_at(place):
         files = named_files(root, [*keys.get("files", ()), *([lock] if lock else [])])
         paths = {file: Path(root, file) for file in files}
         if python or "python" in names_in(keys["command"]):
             found, _ = read_interpreter(python or sys.executable)
             locked = lock and {**pins_in(Path(root, lock)), "python": found["python"]}
             settings["distributions"] = locked or found
-    except InputError as error:
-        raise ConfigError(f"config: {place}: {error}") from None
     return Description(settings, inputs, paths, {"source": str(root), "python": python})
 
 

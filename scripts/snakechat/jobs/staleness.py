@@ -267,7 +267,6 @@ class Jobs(dict[JobId, PlannedJob]):
     """
 
     def __init__(self, config: Config, root: Path, words: Sequence[str] = ()) -> None:
-        super().__init__()
         self.config, self.words, self.rules, self.will_run = config, words, RULES, False
         self.file_digests = DigestCache(MEMORY / "digests.json").digests
         self.code = cache(Modules(root / "scripts").code)
