@@ -18,17 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import ancient
-
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
-from snakechat.jobs import planner
 from snakechat.jobs.planner import default_targets, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
+from snakechat.workflow import snakemake_options as options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
@@ -121,18 +119,18 @@ class RuleFunctions:
         if workflow.remote_exec:
             values, command_line = planned["config"], planned["command_line"]
         else:
-            options = workflow.config_settings
-            check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
-            values = planner.read_config(project_files(sources), config)
+            named = workflow.config_settings.configfiles if is_main else ()
+            check_config_files([*project_files(sources), *named])
+            values = options.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
-            command_line = dict(options.config) if is_main else {}
+            command_line = dict(workflow.config_settings.config) if is_main else {}
         unchecked = copy.deepcopy(values)
         self.config = load_config(values, root, sources, command_line)
         self.snapshot = Snapshot(sources)
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._jobs = Jobs(self.config, sources, planner.config_options(sys.argv[1:]))
+        self._jobs = Jobs(self.config, sources, options.config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
         # The stale jobs that were planned after others had started.
         self._planned_later: list[PlannedJob] = []
@@ -187,7 +185,7 @@ class RuleFunctions:
         path = job.manifest
         if job.result is not None and not Path(path).exists():
             path = str(job.result.folder / MANIFEST)
-        return path if will_run else ancient(path)
+        return path if will_run else adapter.without_time(path)
 
     def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
         """Return the input that has Snakemake run a job if it is stale."""
@@ -202,7 +200,7 @@ class RuleFunctions:
         """
         # The manifest is the first output.
         job = self._makes[output[0]]
-        shared = adapter.jobs_share_environment(self.workflow)
+        shared = options.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
         words = [
             sys.executable if shared else "python",
@@ -294,7 +292,7 @@ class RuleFunctions:
         The lock replaces Snakemake's own, which outlives a Snakemake that was killed
         (profiles/default).
         """
-        planner.check_options(self.workflow)
+        options.check_options(self.workflow)
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
@@ -324,7 +322,7 @@ class RuleFunctions:
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = adapter.jobs_share_environment(self.workflow)
+        shares_environment = options.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
@@ -391,7 +389,7 @@ class RuleFunctions:
     @functools.cached_property
     def _is_report(self) -> bool:
         """Whether Snakemake writes a report. It knows its options when it plans."""
-        return planner.check_options(self.workflow)
+        return options.check_options(self.workflow)
 
     def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""

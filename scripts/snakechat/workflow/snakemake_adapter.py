@@ -69,13 +69,6 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(200_000)
 
 
-def jobs_share_environment(workflow: Any) -> bool:
-    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
-    methods = workflow.deployment_settings.deployment_method
-    shared = workflow.storage_settings.shared_fs_usage
-    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
-
-
 # --- builds -----------------------------------------------------------------------------------
 
 
@@ -185,11 +178,16 @@ class Stamp:
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
         path = self._flag(str(self._path if is_stale else self._fresh))
-        return path if is_stale else ancient(path)
+        return path if is_stale else without_time(path)
 
     def _write(self, content: str) -> None:
         write_atomically(self._path, content, durable=False)
         os.utime(self._path, (LATEST, LATEST))
+
+
+def without_time(path: str) -> Any:
+    """Return an input whose time makes no output stale."""
+    return ancient(path)
 
 
 def forget(workflow: Any, path: str) -> None:
