@@ -202,15 +202,15 @@ class RuleFunctions:
         job = self._makes[output[0]]
         shared = options.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
-        words = [
-            sys.executable if shared else "python",
-            f"{programs}/launch.py",
-            f"{programs}/{job.program}.py",
-            *("--spec", str(job.spec_file)),
-            *("--placement", canonical_json(changed_values(self._placement(job)))),
-            *("--options", canonical_json(changed_values(job.options))),
-        ]
-        return shlex.join(words)
+        return shlex.join(
+            [
+                sys.executable if shared else "python",
+                *(f"{programs}/launch.py", f"{programs}/{job.program}.py"),
+                *("--spec", str(job.spec_file)),
+                *("--placement", canonical_json(changed_values(self._placement(job)))),
+                *("--options", canonical_json(changed_values(job.options))),
+            ]
+        )
 
     @fails_in_one_line
     def threads(self, wildcards: Any, rulename: str) -> int:
@@ -345,8 +345,11 @@ class RuleFunctions:
 
     def _in_dag(self, jobs: Iterable[Any]) -> list[PlannedJob]:
         """Return our jobs that have programs, of jobs in the DAG of Snakemake."""
-        found = [(self._rules.get(job.rule.name), job) for job in jobs]
-        return [self._jobs[rule, "/".join(job.wildcards)] for rule, job in found if rule in RULES]
+        return [
+            self._jobs[rule, "/".join(job.wildcards)]
+            for job in jobs
+            if (rule := self._rules.get(job.rule.name, "")) in RULES
+        ]
 
     def finish(self) -> None:
         """Give models their cards and links to evaluation and report, also if no job ran."""

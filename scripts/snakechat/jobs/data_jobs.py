@@ -56,8 +56,8 @@ class Description(NamedTuple):
 def import_dataset(config: Config, name: str) -> Description:
     dataset = config.entry("datasets", name, "the target")
     if "generate" in dataset:
-        seed = dataset.get("seed", config.values["seed"])
-        return Description({"seed": seed, **_present(dataset, "generate", "rows", "eval_rows")})
+        generated = _present(dataset, "seed", "generate", "rows", "eval_rows")
+        return Description({"seed": config.values["seed"], **generated})
     folder, files = dataset_files(config, name)
     settings = {
         "on_bad_row": config.values["on_bad_row"],

@@ -139,8 +139,8 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
         settings["seed"] = keys["seed"]
     python = str(config.local_path(keys["python"])) if "python" in keys else ""
     with errors_at(place):
-        files = named_files(root, [*keys.get("files", ()), *([lock] if lock else [])])
-        paths = {file: Path(root, file) for file in files}
+        named = [*keys.get("files", ()), *([lock] if lock else [])]
+        paths = {file: Path(root, file) for file in named_files(root, named)}
         if python or "python" in names_in(keys["command"]):
             found, _ = read_interpreter(python or sys.executable)
             locked = lock and {**pins_in(Path(root, lock)), "python": found["python"]}
@@ -354,10 +354,6 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
     paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
     files = {path: source / path for path in paths}
     return Description(settings, models, files, {"source": os.path.relpath(source)})
-
-
-def rw_eval(config: Config, name: str) -> Description:
-    return prompt_eval(config, "reward", name)
 
 
 def draw_page(config: Config, page: str, stage: str, name: str) -> Description:

@@ -154,17 +154,12 @@ def jobs_to_run(jobs: Collection[PlannedJob], wanted: Iterable[PlannedJob]) -> s
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,
     or if a result that it reads is made.
 
-    jobs, wanted: All jobs, each after those that it reads, and the jobs of the targets.
+    jobs, wanted: All jobs, and those of the targets.
     """
-    made = {job for job in jobs if job.is_stale}
-    made |= {job for job in wanted if job.result is None}
-    before = -1
-    while len(made) > before:
-        before = len(made)
-        for job in jobs:
-            inputs = job.inputs.values()
-            if job in made:
-                made |= {upstream for upstream in inputs if upstream.result is None}
-            elif not made.isdisjoint(inputs):
-                made.add(job)
+    made = set[PlannedJob]()
+    found = {job for job in jobs if job.is_stale} | {job for job in wanted if job.result is None}
+    while found != made:
+        made = found
+        found = made | {job for job in jobs if not made.isdisjoint(job.inputs.values())}
+        found |= {each for job in made for each in job.inputs.values() if each.result is None}
     return made

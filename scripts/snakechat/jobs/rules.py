@@ -128,7 +128,12 @@ RULES: dict[str, Rule] = {
     "prompt_eval": Rule(
         model_jobs.prompt_eval, "prompt_eval", f"{STAGE}/{NAME}", work="evaluation"
     ),
-    "rw_eval": Rule(model_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
+    "rw_eval": Rule(
+        lambda config, name: model_jobs.prompt_eval(config, "reward", name),
+        "rw_eval/reward",
+        stage="reward",
+        work="evaluation",
+    ),
     "draw_report": Rule(
         model_jobs.draw_report, "report", f"{STAGE}/{NAME}", "draw_page", shows_provenance=True
     ),

@@ -207,7 +207,9 @@ class PlannedJob:
             found = next(filter(None, stored_in), None)
             if found is None and self.jobs.will_run:
                 for job in self.inputs.values():
-                    job.check_files()
+                    # A damaged one is made again.
+                    if job.result is not None and not is_undamaged(job.result.folder):
+                        job.result = None
             return found
         # Inputs that were deleted: a result remains that was made from what they would be.
         results = self.jobs.results_of(self.rule)
@@ -231,11 +233,6 @@ class PlannedJob:
     def is_stale(self) -> bool:
         """Whether there is a result, and none that is up to date."""
         return self.existed and self.result is None
-
-    def check_files(self) -> None:
-        """Compare the files of the result with its manifest: a damaged one is made again."""
-        if self.result is not None and not is_undamaged(self.result.folder):
-            self.result = None
 
     def was_made_as_planned(self, result: str, lineage: Lineage) -> bool:
         """Return whether the job has or would make the content that a lineage has of it.
@@ -296,10 +293,7 @@ class Jobs(dict[JobId, PlannedJob]):
 
 def with_upstream(wanted: Iterable[PlannedJob]) -> list[PlannedJob]:
     """Return jobs and all jobs upstream of them, each after those that it reads."""
-    pending = list(wanted)
-    found = set(pending)
-    for job in pending:
-        upstream = set(job.inputs.values()) - found
+    found = set(wanted)
+    while upstream := {each for job in found for each in job.inputs.values()} - found:
         found |= upstream
-        pending += upstream
     return sorted(found, key=lambda job: (job.depth, job.path))
