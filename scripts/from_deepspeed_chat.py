@@ -12,6 +12,7 @@ import argparse
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from snakechat.config.loading import FILES
 from snakechat.workflow.errors import InputError, one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
-# Part of the path of a program, by stage.
+# Stages, by a part of the path of a program, or by a flag of the program that is named main.py.
 PROGRAMS = {
     "step1": "sft",
     "step2_reward": "reward",
@@ -29,6 +30,7 @@ PROGRAMS = {
     "step3": "rlhf",
     "prompt_eval.py": "prompt_eval",
     "rw_eval.py": "rw_eval",
+    "--actor_model_name_or_path": "rlhf",
 }
 # The page of a program that trains nothing.
 PAGES = {"prompt_eval": "prompt_eval/sft/{}.html", "rw_eval": "rw_eval/reward/{}.html"}
@@ -48,7 +50,11 @@ def main() -> None:
     if start is None:
         parser.error("name a program of DeepSpeed-Chat, such as step3_rlhf_finetuning/main.py")
     launcher, program, words = command[:start], command[start], command[start + 1 :]
-    stage = stage_of(program, words)
+    named = [program, *(word.partition("=")[0] for word in words if word.startswith("--"))]
+    stage = next((PROGRAMS[part] for part in PROGRAMS if part in " ".join(named)), None)
+    if stage is None:
+        example = "step1_supervised_finetuning/main.py"
+        raise InputError(f"{program}: write its path with its folder, such as {example}")
     table = yaml.safe_load((ROOT / "config/deepspeed_chat_flags.yaml").read_text())
     flags = [flag for flag in table if stage in flag["programs"]]
     given = given_flags(stage, words, flags)
@@ -56,25 +62,10 @@ def main() -> None:
     print(f"# snakemake --cores 1 output/{target} --configfile FILE")
     for flag in flags:
         for each in flag["flags"]:
-            if each in given and "key" not in flag:
+            if given[each] is not None and "key" not in flag:
                 print(f"# {each}: {flag['note']['en']}")
     if config := Recipe(stage, name, gpus_of(launcher), given).config(flags):
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
-
-
-def stage_of(program: str, words: Sequence[str]) -> str:
-    """Return the stage of a program: by its path, or by the flag of the actor of RLHF.
-
-    Raises:
-        InputError: They do not determine the stage.
-    """
-    for part, stage in PROGRAMS.items():
-        if part in program:
-            return stage
-    if any(word.startswith("--actor_model_name_or_path") for word in words):
-        return "rlhf"
-    example = "step1_supervised_finetuning/main.py"
-    raise InputError(f"{program}: write its path with its folder, such as {example}")
 
 
 def gpus_of(launcher: Sequence[str]) -> int:
@@ -84,30 +75,30 @@ def gpus_of(launcher: Sequence[str]) -> int:
 
 
 def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict[str, Any]:
-    """Return the values of the flags on the command line."""
+    """Return the values of the flags on the command line, or DeepSpeed-Chat's defaults, or None."""
     parser = argparse.ArgumentParser(
         prog=f"DeepSpeed-Chat's {stage}", usage=argparse.SUPPRESS, add_help=False
     )
     for flag in flags:
-        options: dict[str, Any] = {"required": flag.get("required", False)}
-        if flag.get("type") == "switch":
-            options |= {"action": "store_const", "const": flag.get("is", True)}
-        elif flag.get("type") == "list":
-            options["nargs"] = "*"
-        else:
-            options["type"] = split_weights if flag.get("type") == "weights" else parse_value
-        for name in flag["flags"]:
-            parser.add_argument(name, dest=name, default=argparse.SUPPRESS, **options)
+        kind, default = flag.get("type"), flag.get("default")
+        if isinstance(default, dict):
+            default = default[stage]
+        options: dict[str, Any] = {"type": split_weights if kind == "weights" else parse_value}
+        if kind == "switch":
+            options = {"action": "store_const", "const": flag.get("is", True)}
+        elif kind == "list":
+            options = {"nargs": "*"}
+        for number, name in enumerate(flag["flags"]):
+            options["default"] = default[number] if kind == "factor" else default
+            parser.add_argument(name, dest=name, required=flag.get("required", False), **options)
     return vars(parser.parse_args(words))
 
 
 def parse_value(text: str) -> int | float | str:
     """Return a number if a text is one, or else the text."""
     for number in (int, float):
-        try:
+        with suppress(ValueError):
             return number(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -123,7 +114,7 @@ class Recipe:
         stage: Stage of the program.
         name: Name of the recipe.
         gpus: Number of GPUs.
-        given: Values of the flags on the command line.
+        given: Values of the flags.
     """
 
     def __init__(self, stage: str, name: str, gpus: int, given: Mapping[str, Any]) -> None:
@@ -153,23 +144,20 @@ class Recipe:
                 section[key] = section.get(key, []) + value if isinstance(value, list) else value
         # The top level.
         self.entries: dict[str, Any] = recipe.pop("config", {})
-        if self.stage in PAGES:
-            return self.entries
-        self.adjust(recipe)
-        return {**self.entries, self.stage: {"recipes": {self.name: recipe}}}
+        if self.stage not in PAGES:
+            self.adjust(recipe)
+            self.entries[self.stage] = {"recipes": {self.name: recipe}}
+        return self.entries
 
     def value(self, flag: Flag) -> Any:
-        """Return the value of a flag, given or by default; None without one, or without a key."""
+        """Return the value of a flag; None without one, or without a key."""
         needed = flag.get("with")
         if "key" not in flag or (needed and not any(map(self.given.get, needed))):
             return None
-        default: Any = flag.get("default")
-        if isinstance(default, dict):
-            default = default[self.stage]
+        values = [self.given[name] for name in flag["flags"]]
         if flag.get("type") == "factor":
-            factors = zip(flag["flags"], default, strict=True)
-            return self.gpus * math.prod(self.given.get(name, one) for name, one in factors)
-        value = next((self.given[name] for name in flag["flags"] if name in self.given), default)
+            return self.gpus * math.prod(values)
+        value = next((value for value in values if value is not None), None)
         return flag["values"].get(value, value) if "values" in flag else value
 
     def adjust(self, recipe: dict[str, Any]) -> None:
@@ -224,7 +212,7 @@ class Recipe:
             path: Its path or name on the Hub.
             form: Keys of a new one, apart from its source.
         """
-        of_sft = path in self.given.get("--sft_only_data_path", ())
+        of_sft = path in (self.given.get("--sft_only_data_path") or ())
         entry: dict[str, Any] = {"split": ["sft"]} if of_sft else {}
         name = self.known["datasets"].get(path)
         if not name:

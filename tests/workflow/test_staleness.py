@@ -123,7 +123,7 @@ OF_MINE = [
     ("datasets.mine", GENERATED, IMPORTED),
     # The same files, whatever selects them and whatever they are a copy of.
     ("datasets.mine", "{train: train-**.jsonl, eval: test.jsonl}", set()),
-    ("datasets.mine", "{hub: lab/mine, revision: main, license: mit}", set()),
+    ("datasets.mine", "{hub: lab/mine, revision: main}", set()),
     ("models.far.revision", "v2", FETCHED),
     ("models.far.template", "chat", TOKENIZED),
     ("models.far.template_arguments", "{enable_thinking: false}", FETCHED),

@@ -1,10 +1,8 @@
 """Sections of the config: datasets, how they are split, and models."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -46,14 +44,8 @@ def _form_by_key(**forms: Any) -> Any:
         found = [key for key in forms if isinstance(keys, dict | set) and key in keys]
         return f"with {[*found, *forms][0]}"
 
-    def check_form(values: Any) -> Any:
-        found = [key for key in forms if isinstance(values, dict) and key in values]
-        if len(found) > 1:
-            raise ValueError(f"{found[1]}: an entry has either {' or '.join(forms)}: remove it")
-        return values
-
     tagged = tuple(Annotated[each, Tag(f"with {key}")] for key, each in forms.items())
-    return Annotated[Union[tagged], Discriminator(form), BeforeValidator(check_form)]  # noqa: UP007
+    return Annotated[Union[tagged], Discriminator(form)]  # noqa: UP007
 
 
 BadRowPolicy = Literal["fail", "skip"]
@@ -61,20 +53,14 @@ PromptSets = Annotated[list[Name], Field(min_length=1)]
 Format = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Literal[tuple(FORMATS)]))]
 
 # A variable of a chat template, apart from those that every rendering sets.
-TemplateVariable = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)\Z)[A-Za-z_]\w*\Z",
-    ),
-]
+RESERVED = "messages|tools|documents|add_generation_prompt|[a-z]+_token"
+TemplateVariable = Annotated[str, StringConstraints(pattern=rf"^(?!({RESERVED})\Z)[A-Za-z_]\w*\Z")]
 TemplateArguments = Annotated[dict[TemplateVariable, int | float | str | bool], Field(min_length=1)]
 
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
 ]
-# An identifier of the Hub or of SPDX.
-License = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+\Z")]
 # A text around the last turn of the user.
 PromptTemplate = Annotated[str, StringConstraints(pattern=r"\{prompt\}")]
 # Files inside the source.
@@ -128,12 +114,9 @@ class Source(Entry):
     path: NonEmptyText = ABSENT
     hub: HubName = ABSENT
     revision: Annotated[NonEmptyText, only_with("hub")] = ABSENT
-    license: License = ABSENT
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.path is None and self.hub is None:
-            yield "expected path or hub"
+    def problems(self) -> dict[str, bool]:
+        return super().problems() | {"expected path or hub": self.path is None and self.hub is None}
 
 
 OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
@@ -155,21 +138,27 @@ class SourceDataset(DatasetKeys, Source):
     on_bad_row: BadRowPolicy = ABSENT
     split: PhaseWeights | PhaseList | NamedSplits = ABSENT  # type: ignore[assignment]
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
+    def problems(self) -> dict[str, bool]:
         named = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
-        if self.train is not None and (self.name is not None or named & {"train", "eval"}):
-            yield "train: selects files by a glob: remove name, and train and eval of split"
+        selects = self.name is not None or bool(named & {"train", "eval"})
+        problems = super().problems() | {
+            "train: selects files by a glob: remove name, and train and eval of split": (
+                self.train is not None and selects
+            )
+        }
         key = "columns"
         try:
             columns_of(self.format, self.columns)
             key = "keep"
             names = named_columns(self.keep or {})
         except ValueError as error:
-            yield f"{key}: {error}"
-            return
-        if received := names.keys() & {*POSITIONAL, MESSAGES}:
-            yield f"keep: {received.pop()} is what reward functions receive anyway"
+            return problems | {f"{key}: {error}": True}
+        received = {*POSITIONAL, MESSAGES}
+        found = {
+            f"keep: {name} is what reward functions receive anyway"
+            for name in received & names.keys()
+        }
+        return problems | dict.fromkeys(found, True)
 
 
 class GeneratedDataset(DatasetKeys):

@@ -5,6 +5,7 @@ a file that cannot be parsed names neither the file nor the line.
 """
 
 import ast
+import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,33 +46,25 @@ def check_config_files(paths: Iterable[Path]) -> None:
         ConfigError: A file is not YAML in UTF-8, which JSON is too, or a mapping has a key twice or
             contains itself.
     """
-    for path in paths:
-        if path.exists():
-            check_config_text(path.name, path.read_bytes())
-
-
-def check_config_text(name: str, content: bytes) -> None:
-    """Check the content of one file.
-
-    Raises:
-        ConfigError: See check_config_files.
-    """
-    try:
-        root = root_node(content.decode("utf-8-sig"))
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
-        _check_keys(name, root)
-        yaml.CSafeLoader("").construct_document(root)
-    except yaml.YAMLError as error:
-        message = f"{name} is not YAML: {' '.join(str(error).split())}"
-        mark: Any = getattr(error, "problem_mark", None)
-        lines = content.decode("utf-8-sig").splitlines()[: mark.line + 1] if mark else []
-        if found := FULL_WIDTH.search("\n".join(lines[-2:])):
-            message += f" (there is the full-width character {found[0]!r})"
-        raise ConfigError(message) from None
-    except (ValueError, LookupError, AttributeError) as error:
-        # Not UTF-8, too many values, or one that has the form of a date or a number, and is none.
-        raise ConfigError(f"{name} cannot be read: {error}") from None
+    for path in filter(Path.exists, paths):
+        name, lines = path.name, list[str]()
+        try:
+            lines = (text := path.read_text("utf-8-sig")).splitlines()
+            root = root_node(text)
+            if not isinstance(root, yaml.MappingNode):
+                raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
+            _check_keys(name, root)
+            yaml.CSafeLoader("").construct_document(root)
+        except yaml.YAMLError as error:
+            message = f"{name} is not YAML: {' '.join(str(error).split())}"
+            mark: Any = getattr(error, "problem_mark", None)
+            near = lines[max(mark.line - 1, 0) : mark.line + 1] if mark else []
+            if found := FULL_WIDTH.search("\n".join(near)):
+                message += f" (there is the full-width character {found[0]!r})"
+            raise ConfigError(message) from None
+        except (ValueError, LookupError, AttributeError) as error:
+            # Not UTF-8, too many values, or what has the form of a date or a number, and is none.
+            raise ConfigError(f"{name} cannot be read: {error}") from None
 
 
 def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
@@ -114,7 +107,8 @@ def load_config(
     values |= checked(values, Sections)
     config = Config(values, root, sources)
     add_sweeps(config)
-    check_references(config)
+    for problem in _problems(config):
+        raise ConfigError(f"config: {problem}")
     return config
 
 
@@ -186,23 +180,10 @@ NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
 NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
 
 
-def check_references(config: Config) -> None:
-    """Check that recipes use datasets, models and recipes that exist and fit together.
-
-    So do the placement of each recipe and benchmark and the deployment that it names.
-
-    Raises:
-        ConfigError: They do not.
-    """
-    for problem in _problems(config):
-        raise ConfigError(f"config: {problem}")
-
-
 def _problems(config: Config) -> Iterator[str]:
-    """Yield what is wrong, each with its place in the config."""
+    """Yield why datasets, models and recipes do not exist or fit together, each with its place."""
     yield from _cycles(config)
-    judge = config.values["evaluation"]["llm_judge"]
-    if judge is not None:
+    if (judge := config.values["evaluation"]["llm_judge"]) is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
     taken = {recipe.name for recipe in config.places} | config.values["sweeps"].keys()
     for name in sorted(taken & config.values["logs"].keys()):
@@ -236,9 +217,8 @@ def _problems(config: Config) -> Iterator[str]:
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
-            names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
-            of_rlhf = NAMES_OF_RLHF if stage == "rlhf" else ()
-            yield from _command_problems(command, (*names, *of_rlhf), place)
+            names = NAMES + NAMES_OF_RECIPES * (stage != "benchmarks")
+            yield from _command_problems(command, names + NAMES_OF_RLHF * (stage == "rlhf"), place)
         if stage != "benchmarks":
             yield from _recipe_problems(config, stage, name, place)
 
@@ -252,14 +232,20 @@ def _recipe_problems(config: Config, stage: str, name: str, place: str) -> Itera
             yield f"{place}.datasets names {dataset}, {problem}"
     if stage in ("rlhf", "generations"):
         yield from _score_problems(config, stage, name, place)
-    if stage == "rlhf":
-        yield from _tokenizer_problems(config, name, place)
     for key, named in config.references(stage, name).items():
         for text, model in named.items():
-            if model.section == "models":
-                problem = _model_problem(config, model.name, key in ("reward", "judge"))
-                if problem:
-                    yield f"{place}.{key} names {text}, which {problem}"
+            if key in ("compare_with", "ptx"):
+                own, other = (config.tokenizer_model(*each) for each in ((stage, name), model))
+                if other != own:
+                    yield (
+                        f"{place}.{key} names {text}, which has the tokenizer of {other[1]}; the"
+                        f" actor has the tokenizer of {own[1]}"
+                    )
+            # As far as files show.
+            source = config.source_of("models", model.name) if model.section == "models" else None
+            keys = source and read_model_config(source)
+            if keys and (problem := model_problem(keys, scores=key in ("reward", "judge"))):
+                yield f"{place}.{key} names {text}, which {problem}"
 
 
 def _has_pairs(dataset: dict[str, Any]) -> bool:
@@ -271,70 +257,45 @@ def _has_pairs(dataset: dict[str, Any]) -> bool:
 
 def _cycles(config: Config) -> Iterator[str]:
     """Yield recipes that depend on themselves, by their models or by generated datasets."""
-    recipes = [recipe for recipe in config.places if recipe.section in RECIPES]
+    graph: dict[Reference, list[Reference]] = {}
+    for recipe, place in config.places.items():
+        if recipe.section in RECIPES:
+            names = config.references(*recipe).values()
+            graph[recipe] = [model for named in names for model in named.values()]
+            for dataset, _ in config.blend(*recipe):
+                config.entry("datasets", dataset, f"{place}.datasets")
+                if generations := config.generated_by(dataset):
+                    graph[recipe].append(Reference("generations", generations))
     try:
-        TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         # In the list, each one depends on the one before it.
         cycle = error.args[1][::-1]
-        yield (
-            f"{cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
-            + " -> ".join("/".join(recipe) for recipe in cycle)
-        )
-
-
-def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
-    """Yield the recipes that a recipe names."""
-    for named in config.references(*recipe).values():
-        yield from (found for found in named.values() if found.section in RECIPES)
-    for dataset, _ in config.blend(*recipe):
-        config.entry("datasets", dataset, f"{recipe.section}.recipes.{recipe.name}.datasets")
-        if generations := config.generated_by(dataset):
-            yield Reference("generations", generations)
+        path = " -> ".join("/".join(recipe) for recipe in cycle)
+        yield f"{cycle[0].section}.recipes.{cycle[0].name} depends on itself: {path}"
 
 
 def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, Any]) -> str | None:
     """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
-    entry = config.values["datasets"][name]
-    phase = PHASES[stage]
-    if not config.split_weights(name)[phase]:
-        return f"whose split gives no rows to {phase}"
+    entry, phase = config.values["datasets"][name], PHASES[stage]
     format = entry.get("format", "")
-    if phase != "rlhf" and format == PROMPTS:
-        return f"which has no responses (format {format}): use it for rlhf"
-    if format == TEXTS and recipe.get("train_on") != "all_tokens":
-        return f"whose rows are texts (format {format}): use it for sft, with train_on: all_tokens"
-    if phase != "reward" or "label" in entry or _has_pairs(entry):
-        return None
-    if stage != "dpo" or format not in UNPAIRED:
-        kind = f"format {format}" if format else "select: best"
-        return f"which has no rejected responses ({kind}): use it for sft or rlhf"
-    if not has_reference_point(recipe["loss"]):
-        return f"whose responses are not paired (format {format}): set loss: kto, or use pairs"
-    return None
-
-
-def _tokenizer_problems(config: Config, name: str, place: str) -> Iterator[str]:
-    """Yield which models do not share the tokenizer of a recipe's actor, and must."""
-    ptx, tokenizer = config.recipe("rlhf", name)["ptx"], config.tokenizer_model("rlhf", name)
-    for text, model in config.references("rlhf", name)["compare_with"].items():
-        if config.tokenizer_model(*model) != tokenizer:
-            yield f"{place}.compare_with: {text} and {name} have different tokenizers"
-    if ptx is not None and (other := config.tokenizer_model("sft", ptx)) != tokenizer:
-        yield (
-            f"{place}.ptx names {ptx}, which has the tokenizer of {other[1]}; the actor has the"
-            f" tokenizer of {tokenizer[1]}"
-        )
-
-
-def _model_problem(config: Config, name: str, scores: bool) -> str | None:
-    """Return why a model of `models` is not of the kind that is needed, as far as files show.
-
-    scores: Whether it must be a reward model; otherwise it must be a language model.
-    """
-    source = config.source_of("models", name)
-    keys = source and read_model_config(source)
-    return model_problem(keys, scores) if keys else None
+    kind = f"format {format}" if format else "select: best"
+    is_unpaired = phase == "reward" and "label" not in entry and not _has_pairs(entry)
+    is_labelled = stage == "dpo" and format in UNPAIRED
+    problems = {
+        f"whose split gives no rows to {phase}": not config.split_weights(name)[phase],
+        f"which has no responses ({kind}): use it for rlhf": phase != "rlhf" and format == PROMPTS,
+        f"whose rows are texts ({kind}): use it for sft, with train_on: all_tokens": (
+            format == TEXTS and recipe.get("train_on") != "all_tokens"
+        ),
+        f"which has no rejected responses ({kind}): use it for sft or rlhf": (
+            is_unpaired and not is_labelled
+        ),
+        f"whose responses are not paired ({kind}): set loss: kto, or use pairs": (
+            is_unpaired and not has_reference_point(recipe["loss"])
+        ),
+    }
+    return next((problem for problem, is_wrong in problems.items() if is_wrong), None)
 
 
 def _command_problems(command: str, names: Iterable[str], place: str) -> Iterator[str]:
@@ -353,17 +314,17 @@ def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterat
     needs_scores = settings.get("algorithm") != "distill"
     if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
         yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
-    datasets = [dataset for dataset, _ in config.blend(stage, name)]
-    kept = [config.values["datasets"][dataset].get("keep", {}) for dataset in datasets]
+    kept = [
+        config.values["datasets"][each].get("keep", {}) for each, _ in config.blend(stage, name)
+    ]
     columns = frozenset(column for names in kept for column in named_columns(names))
     models = input_names("reward", settings["reward"]).values()
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
         path = config.sources / f"rewards/{function}.py"
+        taken = f"metrics call a reward model {function}: rename rewards/{function}.py"
         problem = _reward_function_problem(path, frozenset(arguments), columns)
-        if function in models:
-            problem = f"metrics call a reward model {function}: rename rewards/{function}.py"
-        if problem:
-            yield f"{place}.reward_functions: {problem}"
+        if function in models or problem:
+            yield f"{place}.reward_functions: {problem or taken}"
 
 
 @cache
@@ -384,23 +345,23 @@ def _reward_function_problem(
         return f"rewards/{path.name} is not valid Python ({error})"
     except FileNotFoundError as error:
         return f"{error.filename} does not exist"
-    found = [
-        node.args for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "score"
-    ]
-    if not found:
-        return None
-    given = found[-1]
-    # After prompts and responses, which are positional; the last of these have the defaults.
-    names = [each.arg for each in [*given.posonlyargs, *given.args]]
-    required = set(names[2 : len(names) - len(given.defaults)])
-    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    required |= {each.arg for each, default in keywords if default is None}
-    unknown = arguments.difference(names, (each.arg for each in given.kwonlyargs))
-    if unknown and not given.kwarg:
-        return f"rewards/{path.name} takes no argument {min(unknown)}"
-    if missing := required - {MESSAGES, *arguments, *columns}:
-        return (
-            f"rewards/{path.name} requires {min(missing)}: name this column in `keep` of the"
-            " recipe's datasets, or set it in `arguments`"
-        )
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == "score":
+            signature = _signature(node.args)
+            given = arguments | {MESSAGES, *columns} & signature.parameters.keys()
+            try:
+                signature.bind(None, None, **dict.fromkeys(given))
+            except TypeError as error:
+                return (
+                    f"rewards/{path.name}: {error}: correct `arguments`, or name a column in"
+                    " `keep` of the recipe's datasets"
+                )
     return None
+
+
+def _signature(given: ast.arguments) -> inspect.Signature:
+    """Return the signature of a function without its defaults and types, which nothing executes."""
+    given.defaults = [ast.Constant(None) for _ in given.defaults]
+    given.kw_defaults = [default and ast.Constant(None) for default in given.kw_defaults]
+    function = ast.Expression(ast.Lambda(given, ast.Constant(None)))
+    return inspect.signature(eval(compile(ast.fix_missing_locations(function), "", "eval")))

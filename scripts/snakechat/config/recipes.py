@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -58,6 +58,8 @@ SAME_AS = (
     ("lora_target_modules", ""),
     ("train_only", ""),
 )
+# Keys that programs do not receive, besides those that name entries of the config.
+NOT_SETTINGS = {"datasets", "placement", "gate", "evaluation"}
 # As settings.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 # Comparisons also take versions in the store, NAME@KEY.
@@ -144,14 +146,12 @@ def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
 class Config:
     """The values of the config by the names that recipes use.
 
-    Args:
-        values: The content of config.yaml with what users put on top.
-        root: The folder of the Snakefile. Paths in the config are relative to it.
-        sources: The folder of the code: of rewards/ and the locked requirements.
-
     All methods raise ConfigError for a name that the config does not have.
 
     Attributes:
+        values: The content of config.yaml with what users put on top.
+        root: The folder of the Snakefile. Paths in the config are relative to it.
+        sources: The folder of the code: of rewards/ and the locked requirements.
         swept: The sweep that makes a recipe, and the settings that it sets.
     """
 
@@ -159,8 +159,8 @@ class Config:
         self.values = values
         self.root, self.sources = root, sources
         self.swept: dict[Reference, tuple[str, dict[str, Any]]] = {}
-        # Planning asks for the settings of a recipe dozens of times.
-        self._recipe = cache(self._find_recipe)
+        # Planning asks for the settings of a recipe dozens of times. They are not changed.
+        self.recipe = cache(self._recipe_of)
         # What each key of a recipe names, by the text in the config.
         self.references = cache(self._references_of)
 
@@ -185,22 +185,18 @@ class Config:
             )
         return entries[name]
 
-    def recipe(self, stage: str, name: str) -> dict[str, Any]:
-        """Return the settings of a recipe.
+    def _recipe_of(self, stage: str, name: str) -> dict[str, Any]:
+        """Return the settings of a recipe, or of a benchmark.
 
         A recipe overrides its preset, which overrides the defaults of the stage. The placement is
         complete, with the keys of the deployment that it names.
         """
-        return dict(self._recipe(stage, name))
-
-    def _find_recipe(self, stage: str, name: str) -> dict[str, Any]:
         if stage != "benchmarks":
             own = self.entry(f"{stage}.recipes", name, "the target")
             return self.settings_of(stage, own, f"{stage}.recipes.{name}")
         keys = self.entry(stage, name, "the target")
         # Its placement defaults to the one of RLHF.
-        layers = [self.values["rlhf"]["defaults"], keys]
-        placement = self._placement_of(layers, f"benchmarks.{name}")
+        placement = self._placement_of(f"benchmarks.{name}", self.values["rlhf"]["defaults"], keys)
         return {"seed": self.values["seed"], **keys, "placement": placement}
 
     def settings_of(self, stage: str, own: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -218,22 +214,22 @@ class Config:
         if settings.get("algorithm") == "distill" and "reward" not in {*preset, *own}:
             # It trains without scores: no default is built for it.
             settings["reward"] = None
-        settings["placement"] = self._placement_of([defaults, preset, own], place)
+        settings["placement"] = self._placement_of(place, defaults, preset, own)
         return settings
 
-    def _placement_of(self, layers: Iterable[Mapping[str, Any]], place: str) -> dict[str, Any]:
+    def _placement_of(self, place: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
         """Return a placement, in which each layer overrides those before it."""
         placement: dict[str, Any] = {}
         place = f"{place}.placement"
         for keys in layers:
             changes = checked(keys.get("placement", {}), str | PlacementChanges, place)
-            # The name of a deployment, or keys that change one.
-            changes = {"deployment": changes} if isinstance(changes, str) else changes
+            if isinstance(changes, str):
+                changes = {"deployment": changes}
             if "deployment" in changes:
                 placement = self.entry("deployments", changes.pop("deployment"), place)
             placement = {**placement, **changes}
-        if self.values["deployment"] is not None:
-            placement = self.entry("deployments", self.values["deployment"], "deployment")
+        if (named := self.values["deployment"]) is not None:
+            placement = self.entry("deployments", named, "deployment")
         return placement
 
     @property
@@ -248,14 +244,10 @@ class Config:
         return places | {Reference("benchmarks", name): f"benchmarks.{name}" for name in names}
 
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
-        """Return the settings of a recipe as its program receives them.
-
-        They are fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
-        GenerationSettings: those that the training reads. No name of an input is among them.
-        """
-        settings = self.used_settings(stage, name)
-        for key in (*RECIPES[stage].references(), "datasets", "placement", "gate", "evaluation"):
-            settings.pop(key, None)
+        """Return the settings of a recipe as its program receives them, without names of inputs."""
+        inputs = {key for key, _ in RECIPES[stage].notes(RefersTo)} | NOT_SETTINGS
+        used = self.used_settings(stage, name)
+        settings = {key: value for key, value in used.items() if key not in inputs}
         if stage in ("rlhf", "generations"):
             settings |= self.reward_settings(stage, name, "reward")
         return settings
@@ -269,9 +261,7 @@ class Config:
         for key in keys:
             value = self.recipe(stage, name)[key]
             inputs, weights = input_names(key, value), weighted_references(value)
-            settings[key] = in_order(
-                {inputs.get(text, text): each for text, each in weights.items()}
-            )
+            settings[key] = in_order({inputs.get(text, text): weights[text] for text in weights})
             for input_name, model in self.reward_models(name, key, stage).items():
                 # The tokenizer that our training saved has the template of its rows.
                 if model.section == "models" or "command" in self.recipe(*model):
@@ -296,14 +286,12 @@ class Config:
 
     def blend(self, stage: str, name: str) -> list[list[Any]]:
         """Return [dataset, weight] of each dataset of a recipe."""
-        blend: list[list[Any]] = self.recipe(stage, name)["datasets"]
-        return blend
+        return cast(list[list[Any]], self.recipe(stage, name)["datasets"])
 
     def _references_of(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
-        recipe = self.recipe(stage, name)
         found: dict[str, dict[str, Reference]] = {}
-        for key, allowed in RECIPES[stage].references().items():
-            used_by, value = f"{stage}.recipes.{name}.{key}", recipe[key]
+        for key, allowed in RECIPES[stage].notes(RefersTo):
+            used_by, value = f"{stage}.recipes.{name}.{key}", self.recipe(stage, name)[key]
             is_list = key in ("compare_with", "benchmarks")
             texts = value if is_list else weighted_references(value)
             found[key] = {text: self._reference(text, allowed, used_by) for text in texts}
@@ -343,14 +331,8 @@ class Config:
     def generated_by(self, dataset: str) -> str | None:
         """Return the recipe of generations whose responses a dataset has or labels, if any."""
         datasets = self.values["datasets"]
-        source = datasets.get(datasets[dataset].get("label", dataset), {})
-        recipe: str | None = source.get("generations")
-        return recipe
-
-    def pretrained_model(self, name: str) -> JobId:
-        """Return the job that fetches or initializes a model of `models`."""
-        origin = self.entry("models", name, "the target")
-        return ("init_model" if "init" in origin else "fetch_model"), name
+        source: dict[str, str] = datasets.get(datasets[dataset].get("label", dataset), {})
+        return source.get("generations")
 
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
         """Return what the reward models of a recipe are, by the inputs of jobs.
@@ -370,7 +352,8 @@ class Config:
     def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
         if model.section == "models":
-            return self.pretrained_model(model.name)
+            entry = self.entry("models", model.name, "the target")
+            return ("init_model" if "init" in entry else "fetch_model"), model.name
         return f"train_{model.section}", model.name
 
     def tokenizer_model(self, stage: str, name: str) -> JobId:
@@ -380,7 +363,7 @@ class Config:
         """
         while stage != "models":
             stage, name = self.origin(stage, name)
-        return self.pretrained_model(name)
+        return self.model_job(Reference(stage, name))
 
     def template(self, stage: str, name: str) -> str:
         """Return the prompt template of the base model of a recipe: auto, dialogue or chat.
@@ -396,8 +379,8 @@ class Config:
         """Return what the config says of the files of a dataset: train and eval, name, split."""
         settings = self.values["datasets"][dataset]
         found = {key: settings[key] for key in ("train", "eval", "name") if key in settings}
-        split = settings.get("split")
-        named = {key: split[key] for key in ("train", "eval") if key in split} if split else {}
+        split = settings.get("split", ())
+        named = {key: split[key] for key in ("train", "eval") if key in split}
         return found | ({"split": named} if named else {})
 
     def split_weights(self, dataset: str) -> dict[str, float]:
@@ -414,19 +397,13 @@ class Config:
             is_made = "label" in settings or "generations" in settings
             split = ["reward"] if has_pairs else ["sft"] if is_made else defaults
             split = ["rlhf"] if settings.get("format") == PROMPTS else split
-        weights = split
         if isinstance(split, list):
-            weights = {phase: float(phase in split) for phase in defaults}
+            split = {phase: phase in split for phase in defaults}
         # As they are written: 0.1 is a tenth, and not the binary number next to it.
-        exact = [Fraction(str(weight)) for weight in weights.values()]
-        unit = Fraction(
-            math.gcd(*(number.numerator for number in exact)),
-            math.lcm(*(number.denominator for number in exact)),
-        )
-        return {
-            phase: float(number / unit) if number else 0.0
-            for phase, number in zip(weights, exact, strict=True)
-        }
+        exact = {phase: Fraction(str(float(weight))) for phase, weight in split.items()}
+        scale = math.lcm(*(weight.denominator for weight in exact.values()))
+        unit = math.gcd(*(int(weight * scale) for weight in exact.values())) or 1
+        return {phase: float(weight * scale / unit) for phase, weight in exact.items()}
 
     @cached_property
     def stores(self) -> list[Path]:
@@ -480,14 +457,14 @@ class Config:
         recipes: dict[str, Any] = {}
         for name in names.split("-vs-"):
             swept = {
-                recipe: settings
-                for (section, recipe), (sweep, settings) in self.swept.items()
-                if (section, sweep) == (stage, name)
-            } or {name: {}}
-            for recipe, settings in swept.items():
-                if recipe not in self.values["logs"] and not is_version(recipe):
-                    self.check_effects(stage, recipe, settings)
-            recipes |= swept
+                recipe.name: settings
+                for recipe, (sweep, settings) in self.swept.items()
+                if (recipe.section, sweep) == (stage, name)
+            }
+            recipes |= swept or {name: {}}
+        for recipe, settings in recipes.items():
+            if recipe not in self.values["logs"] and not is_version(recipe):
+                self.check_effects(stage, recipe, settings)
         if len(recipes) < 2:
             raise ConfigError(
                 f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep"

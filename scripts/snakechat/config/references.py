@@ -11,8 +11,7 @@ from pydantic.json_schema import SkipJsonSchema
 from snakechat.config.settings import Name, Number, RefersTo, Settings
 from snakechat.workflow.errors import InputError
 
-# A reference; the weights of several, as a mapping in the config and as ordered pairs in a spec,
-# whose keys are sorted; or None.
+# A reference, or the weights of several; in a spec, whose keys are sorted, ordered pairs.
 RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | None
 
 # The section of LLM judges: models behind an endpoint, which rate or compare responses.
@@ -43,10 +42,8 @@ def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     The input of a single model has the name of the key; of several models, KEY.NUMBER from 1: names
     of models do not count. An LLM judge has no input.
     """
-    names = model_names(value)
-    if isinstance(value, str):
-        return dict.fromkeys(names, key)
-    return {name: f"{key}.{number}" for number, name in enumerate(names, start=1)}
+    names = enumerate(model_names(value), start=1)
+    return {name: key if isinstance(value, str) else f"{key}.{number}" for number, name in names}
 
 
 def _is_judge(text: str) -> bool:
@@ -60,8 +57,8 @@ def model_names(value: RewardReferences) -> list[str]:
 
 def judge_names(*values: RewardReferences) -> list[str]:
     """Return the names of the LLM judges among values of `reward` or `judge`."""
-    texts = filter(_is_judge, (text for value in values for text in weighted_references(value)))
-    return list(dict.fromkeys(text.removeprefix(f"{JUDGES}/") for text in texts))
+    texts = [text for value in values for text in weighted_references(value) if _is_judge(text)]
+    return [text.removeprefix(f"{JUDGES}/") for text in dict.fromkeys(texts)]
 
 
 def in_order(value: RewardReferences) -> RewardReferences:
@@ -71,8 +68,8 @@ def in_order(value: RewardReferences) -> RewardReferences:
     """
     weights = weighted_references(value)
     pairs = sorted(weights.items(), key=lambda pair: pair[0] if _is_judge(pair[0]) else "")
-    if isinstance(value, str | None) or [weight for _, weight in pairs] == [1]:
-        return pairs[0][0] if pairs else None
+    if isinstance(value, str | None) or [*weights.values()] == [1]:
+        return next(iter(weights), None)
     return pairs
 
 
@@ -119,13 +116,12 @@ RewardFunctions = Annotated[
 
 def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, Any]]]:
     """Return {NAME: (weight, arguments)} of the key `reward_functions`."""
-    functions = {
-        name: WeightedFunction.model_validate(
-            {"weight": entry} if isinstance(entry, int | float) else entry
-        )
+    return {
+        name: (entry["weight"], entry.get("arguments", {}))
+        if isinstance(entry, Mapping)
+        else (entry, {})
         for name, entry in setting.items()
     }
-    return {name: (entry.weight, entry.arguments) for name, entry in functions.items()}
 
 
 def api_key(name: str, key_env: str | None) -> str | None:

@@ -5,7 +5,6 @@ has no effect.
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
@@ -35,12 +34,11 @@ COMPARING = ("rloo", "grpo")
 OF_PPO = only_with("algorithm", "ppo")
 # The rewards of distillation have no part of the scores, and are the KL themselves.
 OF_SCORES = only_with("algorithm", "ppo", *COMPARING)
-
-
-def _schedules(settings: Mapping[str, Any]) -> set[str]:
-    """Return the learning-rate schedules of actor and critic."""
-    critics = {settings["critic_lr_schedule"]} if settings["algorithm"] == "ppo" else set()
-    return {settings["lr_schedule"], *critics}
+# The schedule of the actor, or of the critic.
+WITH_COSINE = ReadIf(
+    lambda s: "cosine" in (s["lr_schedule"], s["algorithm"] == "ppo" and s["critic_lr_schedule"]),
+    "without lr_schedule: cosine",
+)
 
 
 class SampledSettings(Settings):
@@ -76,9 +74,7 @@ class RlhfSettings(TrainingSettings, SampledSettings):
 
     actor_learning_rate: LearningRate
     critic_learning_rate: Annotated[Positive, OF_PPO] = ABSENT
-    min_lr_ratio: Annotated[
-        Fraction, ReadIf(lambda s: "cosine" in _schedules(s), "without lr_schedule: cosine")
-    ] = 0.0
+    min_lr_ratio: Annotated[Fraction, WITH_COSINE] = 0.0
     # With null, it is lr_schedule.
     critic_lr_schedule: Annotated[LrSchedule, OF_PPO] = ABSENT
     critic_warmup_steps: Annotated[NonNegativeInt, OF_PPO] = 0
@@ -133,30 +129,23 @@ class RlhfSettings(TrainingSettings, SampledSettings):
             values["critic_lr_schedule"] = values["lr_schedule"]
         return values
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        algorithm, generations = self.algorithm, self.num_generations
-        if (self.kl_in, self.kl_estimator) == ("loss", "k1") and algorithm != "distill":
-            yield (
-                "kl_estimator: k1 has no effect in the loss, because the mean of its gradient is"
-                " 0: use k2 or k3"
-            )
-        if self.overlong_buffer > self.max_response_length:
-            yield (
-                f"overlong_buffer: {self.overlong_buffer} is more than max_response_length"
-                f" ({self.max_response_length})"
-            )
-        if algorithm in COMPARING and generations < 2:
-            yield (
-                f"num_generations: {algorithm} compares responses to the same prompt and needs at"
-                f" least 2, not {generations}"
-            )
-        if self.global_batch_size % generations:
-            yield (
-                f"global_batch_size: {self.global_batch_size} is not a multiple of num_generations"
-                f" ({generations}): set a multiple of it, because all responses to a prompt are in"
-                " the same batch"
-            )
+    def problems(self) -> dict[str, bool]:
+        algorithm, generations, batch = self.algorithm, self.num_generations, self.global_batch_size
+        longest, buffer = self.max_response_length, self.overlong_buffer
+        is_k1_in_loss = (self.kl_in, self.kl_estimator) == ("loss", "k1")
+        return super().problems() | {
+            "kl_estimator: k1 has no effect in the loss, because the mean of its gradient is 0: use"
+            " k2 or k3": is_k1_in_loss and algorithm != "distill",
+            f"overlong_buffer: {buffer} is more than max_response_length ({longest})": (
+                buffer > longest
+            ),
+            f"num_generations: {algorithm} compares responses to the same prompt and needs at least"
+            f" 2, not {generations}": algorithm in COMPARING and generations < 2,
+            f"global_batch_size: {batch} is not a multiple of num_generations ({generations}): set"
+            " a multiple of it, because all responses to a prompt are in the same batch": (
+                batch % generations > 0
+            ),
+        }
 
 
 def evaluated_in_update(

@@ -1,15 +1,10 @@
 """Sections of the config: placement, recipes, judges, benchmarks, evaluation."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetPydanticSchema,
-    StringConstraints,
-)
+from pydantic import AfterValidator, Field, GetPydanticSchema, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
 from snakechat.config.data_sections import BadRowPolicy, Dataset, Model, PromptSets, Split
@@ -48,9 +43,8 @@ def _check_scale(scale: list[float]) -> list[float]:
 
 
 def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    for key in SET_BY_CLIENT:
-        if key in parameters:
-            raise ValueError(f"{key} is set by Snakechat, which reads one reply: remove it")
+    for key in parameters.keys() & SET_BY_CLIENT:
+        raise ValueError(f"{key} is set by Snakechat, which reads one reply: remove it")
     # JSON has one kind of number: 0 and 0.0 are the same request.
     read: dict[str, Any] = json.loads(json.dumps(parameters), parse_float=_as_number)
     return read
@@ -61,15 +55,12 @@ def _as_number(text: str) -> float:
 
 
 # Fields of requests to an LLM judge that the client sets, or whose replies it does not read.
-SET_BY_CLIENT = (
+SET_BY_CLIENT = {
     *("messages", "model", "n", "stream", "stream_options", "logprobs", "top_logprobs"),
     *("tools", "tool_choice", "functions", "function_call", "modalities", "audio"),
-)
+}
 # Specs are public: a user name, a password or a query in the address is an error.
-Url = Annotated[
-    str,
-    StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z"),
-]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
 
 SweepValues = Annotated[list[int | float | str | bool], Field(min_length=1)]
 
@@ -89,11 +80,12 @@ class Gate(Settings):
     min: Number = ABSENT
     max: Number = ABSENT
 
-    def problems(self) -> Iterator[str]:
-        if self.min is None and self.max is None:
-            yield "expected min or max"
-        if None not in (self.min, self.max) and self.min > self.max:
-            yield "expected min below max"
+    def problems(self) -> dict[str, bool]:
+        bounds = [bound for bound in (self.min, self.max) if bound is not None]
+        return {
+            "expected min or max": not bounds,
+            "expected min below max": bounds != sorted(bounds),
+        }
 
 
 # Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
@@ -137,37 +129,30 @@ STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
 class Deployment(PlacementKeys):
     """Named hardware, and how jobs use it."""
 
-    def problems(self) -> Iterator[str]:
-        yield from (
-            f"{key}: this key is required" for key in REQUIRED if getattr(self, key) is None
-        )
+    def problems(self) -> dict[str, bool]:
+        return {f"{key}: this key is required": getattr(self, key) is None for key in REQUIRED}
 
 
 class RecipePlacement(Deployment):
     """The placement of a recipe: a deployment with the recipe's own keys."""
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        allowed = STAGES_OF_OFFLOAD[self.offload]
+    def problems(self) -> dict[str, bool]:
+        problems, allowed = super().problems(), STAGES_OF_OFFLOAD[self.offload]
         for key in ("zero_stage", "critic_zero_stage"):
-            stage = getattr(self, key)
+            stage, offload = getattr(self, key), f"offload: {self.offload}"
             # critic_zero_stage defaults to zero_stage.
-            if stage not in (None, *allowed):
-                yield (
-                    f"{key}: {stage} cannot be combined with offload: {self.offload}: set {key}:"
-                    f" {allowed[0]}"
-                )
-            # ZeRO 3 gathers the weights of a layer while it runs.
-            if self.compile and stage == 3:
-                yield f"compile: true needs {key}: 0, 1 or 2, not 3: set compile: false"
-        if self.max_mem_mb is not None and self.max_mem_mb < self.mem_mb:
-            yield f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})"
-        size = self.vllm_tensor_parallel_size or 1
-        if self.gpus_per_node % size:
-            yield (
-                f"vllm_tensor_parallel_size: {size} does not divide the {self.gpus_per_node} GPUs"
-                " of a node (gpus_per_node): set it to a divisor"
-            )
+            problems |= {
+                f"{key}: {stage} cannot be combined with {offload}: set {key}: {allowed[0]}": (
+                    stage not in (None, *allowed)
+                ),
+                # ZeRO 3 gathers the weights of a layer while it runs.
+                f"compile: true needs {key}: 0, 1 or 2, not 3: set compile: false": (
+                    bool(self.compile) and stage == 3
+                ),
+            }
+        size, gpus = self.vllm_tensor_parallel_size or 1, self.gpus_per_node
+        text = f"{size} does not divide the {gpus} GPUs of a node (gpus_per_node): set a divisor"
+        return problems | {f"vllm_tensor_parallel_size: {text}": gpus % size > 0}
 
 
 class PlacementChanges(PlacementKeys):
@@ -180,12 +165,10 @@ def _named_weights(
     entries: list[str | dict[str, float] | tuple[str, float]],
 ) -> list[tuple[str, float]]:
     """Return the name and the weight of each dataset; the weight defaults to 1."""
-    pairs: list[tuple[str, float]] = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            pairs += entry.items()
-        else:
-            pairs.append((entry, 1.0) if isinstance(entry, str) else entry)
+    named = ({entry: 1.0} if isinstance(entry, str) else entry for entry in entries)
+    pairs = [
+        pair for each in named for pair in (each.items() if isinstance(each, dict) else [each])
+    ]
     if len(pairs) > len(dict(pairs)):
         raise ValueError("names a dataset twice: use a weight")
     return pairs
@@ -226,10 +209,7 @@ class CommandKeys(Settings):
 
 
 class RecipeKeys(Settings):
-    """Keys of all recipes that programs do not receive as settings.
-
-    So are the keys that name datasets, models and other recipes: a program reads them as inputs.
-    """
+    """Keys of all recipes that programs do not receive as settings."""
 
     # Fields of settings that models and judges determine.
     not_keys: ClassVar = ("reward_templates", "llm_judges")
@@ -296,13 +276,11 @@ class RlhfRecipe(RlhfSettings, TrainingKeys):
     judge: Reward
     compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if (self.algorithm == "distill") != (self.teacher is not None):
-            yield (
-                f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: distill needs a"
-                " teacher, and no other algorithm has one"
-            )
+    def problems(self) -> dict[str, bool]:
+        needs = "distill needs a teacher, and no other algorithm has one"
+        text = f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: {needs}"
+        is_wrong = (self.algorithm == "distill") != (self.teacher is not None)
+        return super().problems() | {text: is_wrong}
 
 
 class GenerationRecipe(GenerationSettings, RecipeKeys):

@@ -5,7 +5,7 @@ models and DPO.
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -39,10 +39,11 @@ class ReadIf(NamedTuple):
 
 def only_with(key: str, *values: str) -> ReadIf:
     """Return the condition that another setting has one of some values, or any but null and 0."""
-    if not values:
-        return ReadIf(lambda settings: bool(settings.get(key)), f"without {key}")
-    otherwise = f"without {key}: {' or '.join(values)}"
-    return ReadIf(lambda settings: settings.get(key) in values, otherwise)
+
+    def is_read(settings: Mapping[str, Any]) -> bool:
+        return settings.get(key) in values if values else bool(settings.get(key))
+
+    return ReadIf(is_read, f"without {key}" + f": {' or '.join(values)}" * bool(values))
 
 
 class RefersTo(NamedTuple):
@@ -80,58 +81,47 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, values: Any) -> Any:
-        """Report all unknown keys at once."""
-        known = [key for key in cls.model_fields if key not in cls.not_keys]
+        """Report an unknown key, with similar ones."""
+        known = cls.model_fields.keys() - {*cls.not_keys}
         unknown = [key for key in values if key not in known] if isinstance(values, dict) else []
-        if not unknown or cls.model_config["extra"] == "allow":
-            return values
-        message = ""
-        for key in unknown:
-            similar = difflib.get_close_matches(str(key), known)
+        if unknown and cls.model_config["extra"] != "allow":
+            similar = difflib.get_close_matches(str(unknown[0]), known)
             guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
-            message += f"; {key!r}: unknown key ({guess})" if message else f"unknown key ({guess})"
-        context = {"key": unknown[0], "number": len(unknown), "message": message}
-        raise PydanticCustomError("unknown_key", "{message}", context)
+            context = {"key": unknown[0], "number": len(unknown), "guess": guess}
+            raise PydanticCustomError("unknown_key", "unknown key ({guess})", context)
+        return values
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        for problem in self.problems():
-            raise ValueError(problem)
+        if found := [problem for problem, is_wrong in self.problems().items() if is_wrong]:
+            raise ValueError(found[0])
         return self
 
-    def problems(self) -> Iterator[str]:
-        """Yield why values do not fit each other: `key: what is wrong`, or without a key."""
-        yield from ()
+    def problems(self) -> dict[str, bool]:
+        """Return whether values do not fit each other, by `key: what is wrong`, or without key."""
+        return {}
+
+    @classmethod
+    @cache
+    def notes(cls, kind: type) -> list[tuple[str, Any]]:
+        """Return (key, note) of each ReadIf or RefersTo in the annotations of fields."""
+        fields = cls.model_fields.items()
+        return [(key, note) for key, of in fields for note in of.metadata if isinstance(note, kind)]
 
     @classmethod
     def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
         """Return the keys that nothing reads, given all settings, each with the reason."""
-        return {
-            key: condition.otherwise
-            for key, field in cls.model_fields.items()
-            for condition in field.metadata
-            if isinstance(condition, ReadIf) and not condition.is_read(settings)
-        }
-
-    @classmethod
-    @cache
-    def references(cls) -> dict[str, RefersTo]:
-        """Return the keys whose values name entries of the config."""
-        return {
-            key: entry
-            for key, field in cls.model_fields.items()
-            for entry in field.metadata
-            if isinstance(entry, RefersTo)
-        }
+        conditions = cls.notes(ReadIf)
+        return {key: each.otherwise for key, each in conditions if not each.is_read(settings)}
 
 
 class Entry(Settings):
     """Settings without defaults: each key that is present was written for its effect."""
 
-    def problems(self) -> Iterator[str]:
-        unread = self.without_effect(vars(self))
-        for key in self.model_fields_set & unread.keys():
-            yield f"{key}: has no effect {unread[key]}: remove it"
+    def problems(self) -> dict[str, bool]:
+        unread = self.without_effect(vars(self)).items()
+        keys = self.model_fields_set
+        return {f"{key}: has no effect {why}: remove it": key in keys for key, why in unread}
 
 
 def _check_regex(text: str) -> str:
@@ -196,16 +186,14 @@ LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
 
 
-def _trains_more_than_adapters(settings: Mapping[str, Any]) -> bool:
-    """Return whether weights other than adapters are trained, or adapters have no own rate."""
-    adapters_alone = settings["lora_rank"] and settings["train_base"] == "none"
-    return not adapters_alone or settings["lora_learning_rate"] is None
-
-
 # The learning rate of a policy.
 LearningRate = Annotated[
     Positive,
-    ReadIf(_trains_more_than_adapters, "with lora_learning_rate: adapters have it"),
+    ReadIf(
+        # Weights other than adapters are trained, or adapters have no rate of their own.
+        lambda s: not s["lora_rank"] or s["train_base"] != "none" or not s["lora_learning_rate"],
+        "with lora_learning_rate: adapters have it",
+    ),
 ]
 WITH_LORA = only_with("lora_rank")
 WITHOUT_LORA = ReadIf(
@@ -252,15 +240,16 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     global_batch_size: Count
     dtype: Dtype
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> dict[str, bool]:
         # Those that compare evaluations, with their values that do not.
-        for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
-            value = getattr(self, key)
-            if value != unused and not self.eval_steps:
-                yield (
-                    f"{key}: {value} needs evaluations during training: set eval_steps, or"
-                    f" {key}: {unused}"
-                )
+        keys = {"save_strategy": "last", "early_stopping_patience": 0}
+        values = {key: getattr(self, key) for key in keys}
+        return {
+            f"{key}: {value} needs evaluations: set eval_steps, or {key}: {keys[key]}": (
+                value != keys[key] and not self.eval_steps
+            )
+            for key, value in values.items()
+        }
 
 
 class SequenceSettings(TrainingSettings):

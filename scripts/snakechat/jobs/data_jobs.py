@@ -7,7 +7,6 @@ the working directory, in the form in which specs record them.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from snakechat.data.dataset_files import (
     train_and_eval,
 )
 from snakechat.data.formats import columns_of, named_columns
-from snakechat.data.hub import card_configs, card_facts, normalized_license
+from snakechat.data.hub import card_configs, card_facts
 from snakechat.data.model_files import CARD, model_files
 from snakechat.workflow.errors import InputError, warn
 
@@ -146,20 +145,6 @@ def _origin(entry: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
 def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Return the values of some keys, where an entry has them."""
     return {key: entry[key] for key in keys if key in entry}
-
-
-@cache
-def declared_licenses(config: Config) -> dict[str, str]:
-    """Return the licences that the config declares, by the path of the import or the fetch.
-
-    They are not settings of these jobs, since a licence does not change the data.
-    """
-    return {
-        f"output/{folder}/{name}": license
-        for section, folder in (("datasets", "data"), ("models", "models"))
-        for name, entry in config.values[section].items()
-        if (license := normalized_license(entry.get("license")))
-    }
 
 
 # --- external files -----------------------------------------------------------------------------

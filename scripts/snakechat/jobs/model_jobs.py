@@ -15,7 +15,7 @@ from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, availa
 from snakechat.config.references import Reference
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.jobs.data_jobs import Description, Inputs, declared_licenses, errors_at
+from snakechat.jobs.data_jobs import Description, Inputs, errors_at
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
 from snakechat.workflow.links import find_version, is_version
 from snakechat.workflow.manifest import MANIFEST
@@ -331,7 +331,6 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
             **{f"evaluate_{stage}": (f"evaluate_{stage}", name) for stage, name in recipes.items()},
             **benchmarks_of(config, stage, name, models),
         },
-        options={"licenses": declared_licenses(config)},
     )
 
 

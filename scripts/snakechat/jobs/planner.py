@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import RECIPE_NAME, STAGES
+from snakechat.config.references import Reference
 from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
@@ -54,7 +55,7 @@ def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
             name = found["name"]
             # Rules of one folder make different datasets or models.
             if row.folder == "models":
-                return [jobs[jobs.config.pretrained_model(name)]]
+                return [jobs[jobs.config.model_job(Reference("models", name))]]
             if row.folder == "data" and name in jobs.config.values["datasets"]:
                 return [jobs[jobs.config.records_job(name)]]
             return [jobs[rule, name]]

@@ -9,6 +9,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +107,8 @@ def comparison(job: Job[Any]) -> Page:
     lines = {group.name: group.points for group in groups}
     logs = ", ".join(run.name for run in runs if not run.compared)
     return Page(
-        eyebrow=translate("comparison", stage=name_of("stages", stage)),
-        title=name,
+        translate("comparison", stage=name_of("stages", stage)),
+        name,
         sections=[
             Section(translate("results"), tables=result_tables(groups, metrics)),
             Section(translate("curves"), curves(labels, lines)),
@@ -178,13 +179,12 @@ def long_rows(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[tuple
 
     A mean has no seed. n is 1 for the value of a seed, which has the interval of its evaluation.
     """
-    for metric in metrics:
-        for group in groups:
-            for part in (group, *(group._replace(runs=[run]) for run in group.runs)):
-                if result := part.result(metric):
-                    seed = None if part is group else part.seeds[0]
-                    low, high = result.interval or (None, None)
-                    yield group.name, seed, metric, result.value, low, high, result.n
+    for metric, group in product(metrics, groups):
+        for part in (group, *(group._replace(runs=[run]) for run in group.runs)):
+            if result := part.result(metric):
+                seed = None if part is group else part.seeds[0]
+                interval = result.interval or (None, None)
+                yield group.name, seed, metric, result.value, *interval, result.n
 
 
 def result_tables(groups: Sequence[Group], metrics: Sequence[str]) -> list[Table]:
@@ -217,11 +217,7 @@ def comparable_settings(lineage: Lineage, result: str) -> dict[str, Any]:
     """Return the settings of a training without the seed, and the settings of the jobs before it.
 
     A setting of an earlier job has the rule of the job as a prefix, or "dataset" or "model".
-    Several jobs of a rule have a list of their values.
-
-    Args:
-        lineage: The training and all jobs before it, by RULE/KEY.
-        result: RULE/KEY of the training.
+    Several jobs of a rule have a list of their values. lineage, result: By RULE/KEY.
     """
     found: dict[str, list[Any]] = {}
     places = [result]

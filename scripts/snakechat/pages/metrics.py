@@ -61,24 +61,22 @@ def name_of(group: str, key: str) -> str:
 
 
 def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:
-    """Format a number with three significant digits; integers keep all digits.
+    """Format a number with significant digits and a real minus sign; integers keep all digits.
 
-    Negative numbers have a real minus sign.
-
-    Args:
-        signed: Give positive numbers a plus sign, as differences have.
-        digits: Significant digits.
+    signed: Give positive numbers a plus sign, as differences have.
     """
     sign = "+" if signed and value else ""
     if isinstance(value, int):
         text = f"{value:{sign},}"
-    elif value and math.isfinite(value) and 1e-4 <= abs(value) < 1e7:
+    elif not value or not math.isfinite(value):
+        text = f"{value:g}"
+    elif 1e-4 <= abs(value) < 1e7:
         # Rounding may add a digit: 0.9996 is 1.00.
         rounded = float(f"{value:.{digits - 1}e}")
         magnitude = math.floor(math.log10(abs(rounded)))
         text = f"{rounded:{sign},.{max(digits - 1 - magnitude, 0)}f}"
     else:
-        text = f"{value:{sign}.{digits - 1}e}" if value and math.isfinite(value) else f"{value:g}"
+        text = f"{value:{sign}.{digits - 1}e}"
     return text.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else text
 
 
@@ -130,18 +128,9 @@ def run_value(key: str, value: Any) -> str:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def describe_origin(path: str, job: Mapping[str, Any], licenses: Mapping[str, str]) -> str:
-    """Describe the external source of a job with its licence, or what generated it.
-
-    Returns "" if all inputs of the job are jobs.
-
-    Args:
-        path: Path of its result.
-        job: Its entry in the lineage.
-        licenses: Licences that the config declares, by path; the others were recorded.
-    """
-    settings, files = job["settings"], job["files"]
-    license = licenses.get(path) or job["facts"].get("licence")
+def describe_origin(job: Mapping[str, Any]) -> str:
+    """Describe the external source of a job of a lineage, or what generated it; "" of others."""
+    settings, files, license = job["settings"], job["files"], job["facts"].get("licence")
     suffix = translate("licence", license=license) if license else ""
     if "hub" in settings:
         # The commit, because a revision may be a branch.
@@ -266,8 +255,8 @@ def read_benchmarks(folders: Mapping[str, Path]) -> dict[str, Any]:
     for key, folder in folders.items():
         if key.startswith("benchmark."):
             label, _, name = key.removeprefix("benchmark.").rpartition("/")
-            of_model = found.setdefault(label, {BENCHMARKS: {}})
-            of_model[BENCHMARKS][name] = json.loads((folder / "metrics.json").read_text())
+            of_model = found.setdefault(label, {BENCHMARKS: {}})[BENCHMARKS]
+            of_model[name] = json.loads((folder / "metrics.json").read_text())
     return found
 
 
@@ -283,9 +272,8 @@ def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
 
 def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yield (name, number) of each number in nested dicts and lists, names joined by dots."""
-    items = values.items() if isinstance(values, dict) else enumerate(values)
-    for key, value in items:
-        if isinstance(value, (dict, list)):
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, dict | list):
             yield from numbers_of(value, f"{prefix}{key}.")
         # Equal values have no interval.
         elif value is not None:

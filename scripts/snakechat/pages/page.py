@@ -106,11 +106,9 @@ class Page(NamedTuple):
 def table_of(
     caption: str, rows: Mapping[str, Mapping[str, Any]], note: str = "", corner: str = ""
 ) -> Table:
-    """Return the table of rows, each a mapping from the name of a column to a cell.
+    """Return the table of rows, by header: each maps columns, of which it may lack some, to cells.
 
-    Args:
-        rows: By their headers. A row without a column has an empty cell.
-        corner: What the headers are.
+    corner: What the headers are.
     """
     head = list(dict.fromkeys(key for row in rows.values() for key in row))
     cells = [[label, *(row.get(key) for key in head)] for label, row in rows.items()]
@@ -165,10 +163,7 @@ def figure_cell(path: str, figure: Figure) -> Cell:
 
 
 def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
-    """Format a metric: fractions in percent, differences (signed) in percentage points.
-
-    digits: Significant digits, except of fractions.
-    """
+    """Format a metric: fractions in percent, differences (signed) in percentage points."""
     if is_fraction(path):
         return format_share(value, signed)
     return format_number(value, signed, digits)
@@ -212,12 +207,9 @@ def format_cell(value: Any) -> str:
 
 def of_texts(change: Callable[[str], str]) -> Callable[[Any], Any]:
     """Return a function that changes texts; other values, and markup of our own, stay."""
-
-    def finalize(value: Any) -> Any:
-        is_text = isinstance(value, str) and not isinstance(value, Markup)
-        return change(value) if is_text else value
-
-    return finalize
+    return lambda value: (
+        change(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    )
 
 
 def escape_markdown(text: str) -> Markup:

@@ -99,27 +99,21 @@ def report(job: Job[Any]) -> Page:
             *responses,
             *(training_section(of, inputs) for of in trainings),
             row_section(trainings, datasets),
-            job_section(lineage, job.options.licenses, runs),
+            job_section(lineage, runs),
         ],
         notes=[translate("report_note")],
     )
     write_record(job.result, page)
     cost = {translate("total_time"): Cell(total_cost(runs))}
     write_headline(job.result / "headline.html", {**page.cards, **cost})
-    numbers = [
-        (of.stage, name, f"{value:.10g}")
-        for of in trainings
-        for name, value in numbers_of(of.metrics)
-    ]
-    write_csv(job.result / "metrics.csv", ("stage", "metric", "value"), numbers)
+    numbers = ((of.stage, *item) for of in trainings for item in numbers_of(of.metrics))
+    rows = ((stage, name, f"{value:.10g}") for stage, name, value in numbers)
+    write_csv(job.result / "metrics.csv", ("stage", "metric", "value"), rows)
     return page
 
 
 def training_section(training: Training, folders: Mapping[str, Path]) -> Section:
-    """Return the section of a training: curves, the run, the first rows, settings and software.
-
-    folders: The inputs of the job.
-    """
+    """Return the section of a training; `folders`, the inputs of the job, have its rows."""
     stage, settings, steps = training.stage, training.settings, training.steps
     lines = {
         translate("training"): lambda key: points_of(steps, key),
@@ -195,19 +189,17 @@ def row_section(trainings: Sequence[Training], datasets: Mapping[str, Metrics]) 
     return Section(translate("rows_and_prompts"), tables=tables)
 
 
-def job_section(lineage: Lineage, licenses: Mapping[str, str], runs: Runs) -> Section:
+def job_section(lineage: Lineage, runs: Runs) -> Section:
     """Return the table of the jobs that a report was made from, each below its inputs.
 
-    Args:
-        licenses: The licences that the config declares, by path.
-        runs: run.json of each job, by path; None if it is unknown.
+    runs: run.json of each job, by path; None if it is unknown.
     """
     rows = {}
     for path, run in runs.items():
         job = lineage[path]
         rows[path.removeprefix("output/")] = {
             translate("inputs"): ", ".join(each.removeprefix("output/") for each in job["inputs"]),
-            translate("source"): describe_origin(path, job, licenses),
+            translate("source"): describe_origin(job),
             translate("spec"): job["spec"][:16],
             # The changes after which a result was accepted (scripts/accept.py).
             translate("accepted"): ", ".join(
@@ -318,14 +310,13 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
         return []
     models = {label.removeprefix("compare_with."): metrics for label, metrics in found.items()}
     columns = {name_of("models", model): figure_at(models[model]) for model in in_order(models)}
-    trained = models[stage]
-    paths = benchmark_paths(trained)
+    paths = benchmark_paths(models[stage])
     tables = [metric_table("", columns, paths)]
     if others := models.keys() - {stage}:
         initial = initial_model(others)
-        name = difference_name(stage, initial)
-        change = partial(benchmark_change, models[initial], trained)
-        tables.insert(0, metric_table("", {name: change}, paths, differences=True))
+        change = partial(benchmark_change, models[initial], models[stage])
+        difference = {difference_name(stage, initial): change}
+        tables.insert(0, metric_table("", difference, paths, differences=True))
     return [Section(translate("benchmarks"), tables=tables)]
 
 

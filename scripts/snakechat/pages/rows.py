@@ -92,13 +92,9 @@ class TokenizedRows:
 
 def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
     """Return a table of each of some rows, with a line for its prompt and each response."""
+    note = translate("rows_note")
     return [
-        Table(
-            translate("row", number=number),
-            [],
-            [[name, tokens] for name, tokens in rows.row(number).items()],
-            translate("rows_note"),
-        )
+        Table(translate("row", number=number), [], [*rows.row(number).items()], note)
         for number in numbers
     ]
 
@@ -109,9 +105,7 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
 def response_sections(lines: Sequence[Mapping[str, Any]], num_generations: int) -> list[Section]:
     """Return sections with the first response of each model to some prompts.
 
-    Args:
-        lines: The lines of responses.jsonl; responses to the same prompt follow each other.
-        num_generations: Responses of each model to each prompt.
+    lines: Of responses.jsonl; each model's num_generations responses to a prompt follow each other.
     """
     models: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
@@ -140,11 +134,8 @@ def _prompt_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     # A response that nothing scores has no score.
     keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
     rows = [
-        [
-            name_of("models", line["model"]),
-            line["response"].strip(),
-            *(figure_cell(key, Figure(line[key])) for key in keys),
-        ]
+        [name_of("models", line["model"]), line["response"].strip()]
+        + [figure_cell(key, Figure(line[key])) for key in keys]
         for line in lines
     ]
     head = [translate("model"), translate("response"), *map(label_of, keys)]

@@ -115,33 +115,23 @@ def read_training(
     steps = [*map(json.loads, io.StringIO(read_version_file(folder, "metrics.jsonl")))]
     metrics = json.loads(read_version_file(evaluation, "metrics.json"))
     if {"accuracy", "auc"} & metrics.keys() and steps and steps[0]["step"] == 0:
-        found = {key: of for key, of in steps[0].items() if key.startswith("eval_")}
-        metrics["before"] = {key.removeprefix("eval_"): of for key, of in found.items()}
+        evaluated = (item for item in steps[0].items() if item[0].startswith("eval_"))
+        metrics["before"] = {key.removeprefix("eval_"): value for key, value in evaluated}
     run = read_run_record(folder, entry) or {}
     return Training(stage, name, entry["settings"], entry["facts"], steps, metrics, run)
 
 
 def read_log(path: Path, name: str, stage: str) -> Training:
-    """Return what a log of DeepSpeed-Chat has of a training.
-
-    Args:
-        path: The log.
-        name: Its name in `logs`.
-        stage: sft, reward, dpo or rlhf.
+    """Return what a log of DeepSpeed-Chat, with a name in `logs`, has of a training.
 
     Raises:
         InputError: It has no evaluation of this stage.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     printed = PRINTED | PRINTED[stage]
-    found = [
-        {
-            name: float(value)
-            for name, value in zip(printed["names"], match.groups(), strict=True)
-            if value
-        }
-        for match in re.finditer(printed["evaluation"], text)
-    ]
+    matches = (match.groups() for match in re.finditer(printed["evaluation"], text))
+    named = (zip(printed["names"], groups, strict=True) for groups in matches)
+    found = [{name: float(value) for name, value in each if value} for each in named]
     if not found:
         stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
         raise InputError(
@@ -163,9 +153,9 @@ def run_table(training: Training) -> Table:
     """Return the table of the run of a training, which is known."""
     run, steps = training.run, training.steps
     prefix = "policy/" if training.stage == "rlhf" else ""
-    last = steps[-1] if steps else {}
     measured = {"command": rebuild_command(training.name, run), **training.facts, **run}
-    measured |= {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
+    for key in ("skipped_steps", "loss_scale"):
+        measured[key] = steps[-1].get(f"{prefix}{key}") if steps else None
     for name, key in {"losses": f"{prefix}loss", "value_losses": "value/loss"}.items():
         if losses := [step[key] for step in steps if step.get(key) is not None]:
             means = losses[0], losses[-1], statistics.fmean(losses)
@@ -246,13 +236,11 @@ def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 def averaged(points: Points) -> np.ndarray:
     """Return (step, mean, minimum, maximum) of neighbouring steps and all seeds [MAX_POINTS, 4]."""
-    values: dict[float, list[float]] = {}
-    for step, value in sorted(points):
-        values.setdefault(step, []).append(value)
+    steps, values = np.array(sorted(points), float).T
     rows = []
-    for steps in np.array_split([*values], min(len(values), MAX_POINTS)):
-        found = np.concatenate([values[step] for step in steps])
-        rows.append((steps.mean(), found.mean(), found.min(), found.max()))
+    for part in np.array_split(np.unique(steps), min(len(set(steps)), MAX_POINTS)):
+        found = values[(part[0] <= steps) & (steps <= part[-1])]
+        rows.append((part.mean(), found.mean(), found.min(), found.max()))
     return np.array(rows)
 
 

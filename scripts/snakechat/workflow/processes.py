@@ -119,7 +119,6 @@ class RunOptions:
         save_steps: Steps between two checkpoints.
         source: Folder of the external files of the job; empty if it has none.
         python: The interpreter of a command; empty if it is the build's, or none.
-        licenses: The licences that the config declares, by the path of the import or the fetch.
         llm_judges: Where and how LLM judges are asked, by name.
         versions: Folders in the store of compared versions, by recipe and kind of result; of a
             training log, the file itself.
@@ -131,7 +130,6 @@ class RunOptions:
     save_steps: int = 1
     source: str = ""
     python: str = ""
-    licenses: Mapping[str, str] = field(default_factory=dict)
     llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, dict[str, str]] = field(default_factory=dict)
 

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from snakechat.config.loading import check_config_text, parse_command_line_values, update
+from snakechat.config.loading import check_config_files, parse_command_line_values, update
 from snakechat.config.recipes import STAGES, ConfigError
-from snakechat.jobs.data_jobs import declared_licenses
 from support.configs import load, project_values, tiny
 
 # --- text -------------------------------------------------------------------------------------
@@ -34,13 +33,16 @@ FULL_WIDTH, COLON = "x\uff1ay\n b: 2\n".encode(), "character '\uff1a')"
         (b"\xff\xfea", " cannot be read: 'utf-8' codec can't decode"),
     ],
 )
-def test_a_mistake_in_the_text_is_an_error_of_one_line(text, message):
+def test_a_mistake_in_the_text_is_an_error_of_one_line(text, message, tmp_path):
+    (tmp_path / "x.yaml").write_bytes(text)
     with pytest.raises(ConfigError, match=f"^x.yaml{re.escape(message)}[^\n]*$"):
-        check_config_text("x.yaml", text)
+        check_config_files([tmp_path / "x.yaml"])
 
 
-def test_merges_and_byte_order_marks_are_accepted():
-    check_config_text("x.yaml", b"\xef\xbb\xbfa: &x {b: 1}\nc: {<<: *x, <<: *x, b: 2}\n")
+def test_merges_and_byte_order_marks_are_accepted(tmp_path):
+    text = b"\xef\xbb\xbfa: &x {b: 1}\nc: {<<: *x, <<: *x, b: 2}\n"
+    (tmp_path / "x.yaml").write_bytes(text)
+    check_config_files([tmp_path / "x.yaml", tmp_path / "y.yaml"])
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -186,10 +188,3 @@ def test_the_split_of_a_dataset_is_phases_or_the_ratio_of_weights(split, weights
     config = load({"datasets": {"mine": dataset, "labels": labels}, "llm_judges": {"wise": judge}})
     assert config.split_weights("mine") == weights
     assert config.split_weights("labels") == {"sft": 0, "reward": 1, "rlhf": 0}
-
-
-def test_declared_licences_are_those_of_imports_and_fetches():
-    datasets = {"a": {"hub": "lab/a", "format": "plain", "license": "MIT"}}
-    models = {"c": {"hub": "lab/c", "license": "odc-by"}}
-    licences = declared_licenses(load({"datasets": datasets, "models": models}))
-    assert licences == {"output/data/a": "mit", "output/models/c": "odc-by"}

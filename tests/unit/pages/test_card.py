@@ -1,4 +1,4 @@
-"""The model card: sources, licences, the run, results of the evaluation; cards that were edited."""
+"""The model card: sources, licences, the run; cards that were edited."""
 
 from huggingface_hub import ModelCard
 
@@ -26,16 +26,14 @@ LINEAGE = {
 }
 
 
-def card_of(
-    rule="train_sft", lineage=LINEAGE, options=(), licenses=(), metrics=(), facts=(), **run
-):
+def card_of(rule="train_sft", lineage=LINEAGE, options=(), facts=(), **run):
     """Return the metadata and the text of a card."""
     path = f"output/{rule.removeprefix('train_')}/mine"
     job = {"rule": rule, "settings": SETTINGS, "facts": dict(facts), "spec": digest(SETTINGS)}
     lineage = {path: job | {"inputs": [*lineage]}, **lineage}
     record = {"placement": {"threads": 2}, "options": {"snakemake": options}}
     record |= {"versions": {"peft": "4.5", "torch": "1.2.3+cpu"}, **run}
-    text = model_card(path, lineage, record, dict(licenses), dict(metrics), ["pairs"])
+    text = model_card(path, lineage, record)
     assert f"Spec `{job['spec']}`, seed 7." in text and "\n\n\n" not in text
     return ModelCard(text, ignore_metadata_errors=False).data, text
 
@@ -63,13 +61,7 @@ def test_a_card_names_its_sources_and_how_to_use_the_model():
     assert "chat.py" not in card_of("train_reward")[1]
 
 
-def test_a_declared_license_replaces_the_recorded_one():
-    declared = {"output/models/base": "mit", "output/data/pairs": "odc-by"}
-    data, text = card_of(licenses=declared)
-    assert data.license == "mit"
-    assert f"mine/base @ {'f' * 40}, licence mit |" in text
-    assert f"mine/pairs @ {'i' * 40}, licence odc-by |" in text
-    # Base models with different licences have none in common.
+def test_base_models_with_different_licences_have_none_in_common():
     lineage = LINEAGE | {"output/models/other": entry("fetch_model", "mine/other", licence="mit")}
     assert card_of(lineage=lineage)[0].license is None
 
@@ -89,22 +81,8 @@ def test_the_text_of_a_card_is_that_of_its_run():
     assert "The model is from step 40 of its training." in text
 
 
-def test_results_of_the_evaluation_are_metadata():
-    data, _ = card_of("train_reward", metrics={"pairs": 100, "accuracy": 0.75, "loss": 0.5})
-    found = {of.metric_name: of.metric_value for of in data.eval_results}
-    assert found == {"accuracy": 0.75, "loss": 0.5}
-    first = data.eval_results[0]
-    assert (first.dataset_type, first.dataset_name) == ("mine/pairs", "held-out rows of pairs")
-    metrics = {"sft": {}, "rlhf": {"kl_to_sft": float("nan")}}
-    metrics |= {"score_difference": {"mean": 1.5, "interval_95": [1, 2]}}
-    metrics |= {"wins": {"rlhf": {"sft": {"score": 0.6}}}}
-    data, _ = card_of("train_rlhf", metrics=metrics)
-    found = {of.metric_name: of.metric_value for of in data.eval_results}
-    assert found == {"score_difference": 1.5, "wins.rlhf.sft.score": 0.6}
-
-
 def test_an_edited_card_is_not_taken_for_one_of_a_build():
-    _, text = card_of(metrics={"pairs": 1, "accuracy": 1})
+    _, text = card_of()
     assert is_sealed(text)
     for edited in (text.replace("# mine", "# My model"), f"{text}\nMore.\n", "", "# mine\n"):
         assert not is_sealed(edited)

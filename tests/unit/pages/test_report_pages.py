@@ -214,7 +214,7 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
         record = EMPTY_RUN | run | {"spec": recorded}
         (tmp_path / name / "run.json").write_text(sealed_json(record))
     runs = {path: read_run_record(path, job) for path, job in lineage.items()}
-    [table] = job_section(lineage, {}, runs).tables
+    [table] = job_section(lineage, runs).tables
     assert [[row[0], *row[5:]] for row in table.rows[:3]] == [
         ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", ""],
         *(["rlhf", *"????"], ["sft", *"????"]),
