@@ -43,7 +43,7 @@ from snakechat.pages.page import (
     write_headline,
     write_record,
 )
-from snakechat.pages.rows import TokenizedRows, response_sections, row_tables
+from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.pages.trainings import Training, curves, points_of, read_training, run_table
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
@@ -54,6 +54,8 @@ Runs = Mapping[str, Metrics | None]
 UNCHANGED = {"learning_rate": "remark_learning_rate", "rounding": "remark_rounding"}
 # Training rows of each stage that a report shows by token.
 SHOWN_ROWS = 2
+# Prompts with responses: the first ones, and those where the score decreased most.
+FIRST, DECREASED = 10, 3
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 
@@ -156,6 +158,46 @@ def remarks_on(training: Training) -> Iterator[str]:
     if reason := UNCHANGED.get(facts.get("unchanged_because", "")):
         values = {**facts, "dtype": training.settings["dtype"]}
         yield translate(reason, share=format_share(facts["changed_weights"]), **values)
+
+
+def response_sections(lines: Sequence[Mapping[str, Any]], num_generations: int) -> list[Section]:
+    """Return sections with the first response of each model to some prompts.
+
+    lines: Of responses.jsonl; each model's num_generations responses to a prompt follow each other.
+    """
+    models: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        models.setdefault(line["model"], []).append(line)
+    firsts = zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)
+    prompts = [dict(zip(models, of_prompt, strict=True)) for of_prompt in firsts]
+    shown = {translate("first_responses"): prompts[:FIRST]}
+    if "rlhf" in models:
+        initial = initial_model(models)
+
+        def change(of_prompt: Mapping[str, Any]) -> float:
+            before, after = (of_prompt[name].get("score", math.nan) for name in (initial, "rlhf"))
+            return float(after - before)
+
+        title = translate("worse_responses", initial=name_of("models", initial))
+        shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
+    return [
+        Section(title, tables=[_prompt_table([*of_prompt.values()]) for of_prompt in of_title])
+        for title, of_title in shown.items()
+        if of_title
+    ]
+
+
+def _prompt_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of the responses to a prompt, one of each model, with their scores."""
+    # A response that nothing scores has no score.
+    keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
+    rows = [
+        [name_of("models", line["model"]), line["response"].strip()]
+        + [figure_cell(key, Figure(line[key])) for key in keys]
+        for line in lines
+    ]
+    head = [translate("model"), translate("response"), *map(label_of, keys)]
+    return Table(lines[0]["prompt"].strip(), head, rows, has_texts=True)
 
 
 # --- data and costs ------------------------------------------------------------------------------

@@ -1,25 +1,20 @@
-"""Rows as they are trained, by token, and responses of models, as tables of a page."""
+"""Rows as they are trained, by token, as tables of a page."""
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
-from snakechat.evaluation.comparisons import initial_model
-from snakechat.pages.metrics import Figure, label_of, name_of, translate
-from snakechat.pages.page import Section, Table, Token, Tokens, figure_cell
+from snakechat.pages.metrics import translate
+from snakechat.pages.page import Table, Token, Tokens
 from snakechat.workflow.errors import InputError
 
 RESPONSES = ("chosen", "rejected")
 # The text of a token may depend on as many tokens before it: on bytes of one character, say.
 CONTEXT = 8
-# Prompts on the page: the first ones, and those where the score decreased most.
-FIRST, DECREASED = 10, 3
 
 
 class TokenizedRows:
@@ -97,46 +92,3 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
         Table(translate("row", number=number), [], [*rows.row(number).items()], note)
         for number in numbers
     ]
-
-
-# --- responses ------------------------------------------------------------------------------------
-
-
-def response_sections(lines: Sequence[Mapping[str, Any]], num_generations: int) -> list[Section]:
-    """Return sections with the first response of each model to some prompts.
-
-    lines: Of responses.jsonl; each model's num_generations responses to a prompt follow each other.
-    """
-    models: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        models.setdefault(line["model"], []).append(line)
-    firsts = zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)
-    prompts = [dict(zip(models, of_prompt, strict=True)) for of_prompt in firsts]
-    shown = {translate("first_responses"): prompts[:FIRST]}
-    if "rlhf" in models:
-        initial = initial_model(models)
-
-        def change(of_prompt: Mapping[str, Any]) -> float:
-            before, after = (of_prompt[name].get("score", math.nan) for name in (initial, "rlhf"))
-            return float(after - before)
-
-        title = translate("worse_responses", initial=name_of("models", initial))
-        shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
-    return [
-        Section(title, tables=[_prompt_table([*of_prompt.values()]) for of_prompt in of_title])
-        for title, of_title in shown.items()
-        if of_title
-    ]
-
-
-def _prompt_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of the responses to a prompt, one of each model, with their scores."""
-    # A response that nothing scores has no score.
-    keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
-    rows = [
-        [name_of("models", line["model"]), line["response"].strip()]
-        + [figure_cell(key, Figure(line[key])) for key in keys]
-        for line in lines
-    ]
-    head = [translate("model"), translate("response"), *map(label_of, keys)]
-    return Table(lines[0]["prompt"].strip(), head, rows, has_texts=True)

@@ -13,10 +13,10 @@ from snakechat.pages.report import (
     headline,
     job_section,
     remarks_on,
+    response_sections,
     result_section,
     row_section,
 )
-from snakechat.pages.rows import response_sections
 from snakechat.pages.trainings import Training, read_training, run_table, throughput
 from snakechat.workflow.manifest import read_run_record, sealed_json
 from support.pages import text_of
