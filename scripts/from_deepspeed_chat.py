@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.loading import FILES
+from snakechat.config.loading import project_files
 from snakechat.workflow.errors import InputError, one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,31 +108,21 @@ def split_weights(text: str) -> dict[str, Any]:
 
 
 class Recipe:
-    """The settings of a command.
-
-    Args:
-        stage: Stage of the program.
-        name: Name of the recipe.
-        gpus: Number of GPUs.
-        given: Values of the flags.
-    """
+    """The settings of a command: of a stage and the given flags, on a number of GPUs."""
 
     def __init__(self, stage: str, name: str, gpus: int, given: Mapping[str, Any]) -> None:
         self.stage, self.name, self.gpus, self.given = stage, name, gpus, given
         # Names of the project's datasets and models by their repositories on the Hub; of several
         # with one repository, the first.
         self.known = {"datasets": {"local/jsonfile": "local"}, "models": dict[str, str]()}
-        for file in FILES:
-            config = yaml.safe_load((ROOT / file).read_text())
+        for file in project_files(ROOT):
+            config = yaml.safe_load(file.read_text())
             for section, names in self.known.items():
                 for each, entry in (config.get(section) or {}).items():
                     names.setdefault(entry.get("hub", ""), each)
 
     def config(self, flags: Sequence[Flag]) -> dict[str, Any]:
-        """Return the config, with new datasets and models. Prints what it makes of some values.
-
-        flags: Flags of the program.
-        """
+        """Return the config, with new datasets and models. Prints what it makes of some values."""
         # With the preset, what DeepSpeed-Chat's code fixes.
         has_preset = self.stage in ("reward", "rlhf")
         recipe: dict[str, Any] = {"preset": "deepspeed_chat"} if has_preset else {}
@@ -208,9 +198,7 @@ class Recipe:
     def dataset(self, path: str, **form: Any) -> str:
         """Return the name of a dataset; one that is new, or for SFT alone, gets an entry.
 
-        Args:
-            path: Its path or name on the Hub.
-            form: Keys of a new one, apart from its source.
+        form: Keys of a new one, apart from its source.
         """
         of_sft = path in (self.given.get("--sft_only_data_path") or ())
         entry: dict[str, Any] = {"split": ["sft"]} if of_sft else {}

@@ -30,13 +30,12 @@ from snakechat.workflow.commands import command_words, names_in
 MERGE = "tag:yaml.org,2002:merge"
 # Spaces and punctuation of Chinese input methods that look like YAML's.
 FULL_WIDTH = re.compile("[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
-# Files of the project below the folder of the Snakefile, in the order in which they are read.
-FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
 
 
 def project_files(root: Path) -> list[Path]:
-    """Return the config files of the project in a folder, which --configfile changes."""
-    return [root / file for file in FILES]
+    """Return the config files below the folder of the Snakefile, in the order of reading."""
+    files = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
+    return [root / file for file in files]
 
 
 def check_config_files(paths: Iterable[Path]) -> None:
@@ -333,10 +332,7 @@ def _reward_function_problem(
 ) -> str | None:
     """Return what is wrong with a reward function as far as parsing shows; None if it is valid.
 
-    Args:
-        path: Its file, rewards/NAME.py.
-        arguments: Names of the arguments that the recipe has.
-        columns: Columns that the recipe's datasets keep.
+    arguments, columns: Names of those that the recipe and its datasets have for it.
     """
     try:
         Modules(path.parent.parent / "scripts").imported_by([path])

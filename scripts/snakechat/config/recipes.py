@@ -80,6 +80,9 @@ def available(name: str, names: Iterable[str]) -> str:
     return f"({guess}available: {', '.join(sorted(names)) or 'none'})"
 
 
+_adapter = cache(TypeAdapter)
+
+
 def checked(values: Any, declared: Any, *place: str) -> Any:
     """Return values of the config, or those at a place in it, as values of a type.
 
@@ -93,11 +96,6 @@ def checked(values: Any, declared: Any, *place: str) -> Any:
         path, message = _describe(error, values)
         raise ConfigError(f"config: {'.'.join([*place, *path])}: {message}") from None
     return _adapter(declared).dump_python(converted, mode="json", exclude_unset=True)
-
-
-@cache
-def _adapter(declared: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(declared)
 
 
 def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
@@ -167,10 +165,7 @@ class Config:
     def entry(self, section: str, name: str, used_by: str) -> Any:
         """Return an entry of a section such as `datasets` or `rlhf.presets`.
 
-        Args:
-            section: Dotted path of the section.
-            name: Name of the entry.
-            used_by: The key that names the entry, for the error.
+        used_by: The key that names the entry, for the error.
         """
         entries = self.values
         for key in section.split("."):

@@ -71,14 +71,9 @@ def is_sealed(card: str) -> bool:
 
 
 def model_card(path: str, lineage: Lineage, record: Mapping[str, Any]) -> str:
-    """Return the text of the card of a trained model.
+    """Return the text of the card of a trained model (path), with the record of its run.
 
     It contains no times and no host names, so that two builds have the same card.
-
-    Args:
-        path: Path of the model: output/STAGE/NAME.
-        lineage: The training and the jobs before it, by path.
-        record: The record of the run that made the model.
     """
     job, rule = lineage[path], RULES[lineage[path]["rule"]]
     before = {each: lineage[each] for each in upstream_first(lineage) if each != path}

@@ -46,11 +46,9 @@ def set_language(language: str) -> None:
 
 
 def translate(key: str, /, **values: object) -> str:
-    """Return a text of TEXTS in the language of the program.
+    """Return a text of TEXTS in the language of the program, with values in its {placeholders}.
 
-    Args:
-        key: A literal, so that the test finds it.
-        values: What replaces the {placeholders} of the text.
+    key: A literal, so that the test finds it.
     """
     return TEXTS[key][_language].format(**values)
 

@@ -100,14 +100,9 @@ class Training(NamedTuple):
 def read_training(
     stage: str, name: str, entry: Mapping[str, Any], folder: str | Path, evaluation: str | Path
 ) -> Training:
-    """Read a training and its evaluation.
+    """Read a training, with its entry in the lineage, and its evaluation, from their folders.
 
-    The metrics of a reward model or DPO have those before its training under `before`, if it
-    evaluated then.
-
-    Args:
-        entry: Of the training, in the lineage.
-        folder, evaluation: The folders of their results.
+    Those of a reward model or DPO that evaluated before its training have its metrics as `before`.
 
     Raises:
         InputError: A file is missing or damaged.
@@ -214,9 +209,7 @@ def curves(
 ) -> dict[str, Markup]:
     """Return a figure of each metric that a line has, by its label.
 
-    Args:
-        labels: By the keys of the metrics.
-        lines: By name, functions that return the points of a metric, none without it.
+    lines: By name, functions that return the points of the metric with a key, none without it.
     """
     figures = {}
     for key, label in labels.items():
@@ -247,11 +240,8 @@ def averaged(points: Points) -> np.ndarray:
 def draw_lines(title: str, lines: Mapping[str, Points], percent: bool = False) -> Markup:
     """Plot lines over steps: means, and bands from the lowest to the highest value.
 
-    A line without points has no entry in the legend, and the others keep their colours.
-
-    Args:
-        title: The ids in figures of different titles differ.
-        percent: Whether the values are fractions, which are shown in percent.
+    A line without points has no entry in the legend, and the others keep their colours. The ids in
+    figures of different titles differ. percent: Whether the values are fractions.
     """
     # Text has the size of the page's on a phone.
     figure = Figure(figsize=(4.4, 2.7), layout="constrained")
