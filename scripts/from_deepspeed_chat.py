@@ -80,7 +80,8 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
         prog=f"DeepSpeed-Chat's {stage}", usage=argparse.SUPPRESS, add_help=False
     )
     for flag in flags:
-        kind, default = flag.get("type"), flag.get("default")
+        kind: str | None = flag.get("type")
+        default: Any = flag.get("default")
         if isinstance(default, dict):
             default = default[stage]
         options: dict[str, Any] = {"type": split_weights if kind == "weights" else parse_value}
