@@ -16,12 +16,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-)
 
 from snakechat.data.hub import card_facts, fetch
 from snakechat.data.model_files import (
@@ -38,12 +32,9 @@ from snakechat.modeling.saving import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
-# A file of all weights, or the index of several files, in the order in which transformers prefers
-# them.
-SOURCES = (
-    (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME),
-    (WEIGHTS_NAME, WEIGHTS_INDEX_NAME),
-)
+# A file of all weights, in the order in which transformers prefers them. NAME.index.json is the
+# index of several files.
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def main(job: Job) -> None:
@@ -53,28 +44,25 @@ def main(job: Job) -> None:
     """
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
-        folder, names, commit = fetch(hub, "model", revision, lambda found, _: model_files(found))
-        source = f"hub model {hub} at {commit}"
-        job.facts |= {"commit": commit, **card_facts(folder)}
+        folder, files = fetch(hub, "model", revision, lambda found, _: {"": model_files(found)})
+        names, source = files[""], f"hub model {hub} at {folder.name}"
+        job.facts |= {"commit": folder.name, **card_facts(folder)}
     else:
-        folder, names = Path(job.options.source), list(job.spec["files"])
+        folder, names = Path(job.options.source), job.spec["files"]
         source = f"model in {folder}"
         job.facts |= job.settings.card
     try:
         with tempfile.TemporaryDirectory() as links:
             # A folder with only these files: the libraries would read other ones, too.
-            files = Path(links)
             for name in names:
-                (files / Path(name).name).symlink_to((folder / name).resolve())
-            check_files(files)
+                Path(links, Path(name).name).symlink_to((folder / name).resolve())
+            check_files(Path(links))
             arguments = getattr(job.settings, "template_arguments", {})
-            load_tokenizer(files, arguments).save_pretrained(job.result)
-            copy_model(files, job.result)
+            load_tokenizer(links, arguments).save_pretrained(job.result)
+            copy_model(Path(links), job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:
-        # The first line of some names a field alone.
-        reason = " ".join(" ".join(f"{error}".strip().split("\n")[:2]).split())
-        reason = reason or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{source}: {reason}") from None
 
 
@@ -95,7 +83,10 @@ def copy_model(source: Path, folder: Path) -> None:
     if problem := model_problem(keys, of_classifier):
         raise InputError(f"the model {problem}")
     auto_class = AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
-    tensors, *others = map(_tensors, _weight_files(source))
+    formats = [tensors for name in WEIGHTS if (tensors := _tensors(source, name))]
+    if not formats:
+        raise InputError(f"the folder has no weights: expected {' or '.join(WEIGHTS)}")
+    tensors, *others = formats
     for other in others:
         _require_equal(tensors, other)
     config = load_pretrained(AutoConfig, source)
@@ -124,32 +115,12 @@ def _common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
     floats = [each for each in tensors if each.is_floating_point() and each.itemsize > 1]
     dtypes = [*dict.fromkeys(each.dtype for each in floats)] or [torch.float32]
     narrow = min(dtypes, key=lambda dtype: dtype.itemsize)
-    others = (each for each in floats if each.dtype != narrow)
-    if all(torch.equal(each, each.to(narrow).to(each.dtype)) for each in others):
+    if all(
+        each.dtype == narrow or torch.equal(each, each.to(narrow).to(each.dtype)) for each in floats
+    ):
         return narrow
     # All weights are then in memory.
     return functools.reduce(torch.promote_types, dtypes)
-
-
-def _weight_files(folder: Path) -> list[list[Path]]:
-    """Return the files of the weights in each format, first the one that transformers loads."""
-    formats = []
-    for single, index in SOURCES:
-        if (folder / single).exists():
-            formats.append([folder / single])
-        elif (folder / index).exists():
-            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-            for name in names:
-                # Files outside the folder do not belong to the model.
-                if Path(name).name != name or not (folder / name).is_file():
-                    raise InputError(
-                        f"{index} names {name}, which the folder does not have: add the file"
-                    )
-            formats.append([folder / name for name in names])
-    if formats:
-        return formats
-    expected = " or ".join(name for names in SOURCES for name in names)
-    raise InputError(f"the folder has no weights: expected {expected}")
 
 
 def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
@@ -162,18 +133,28 @@ def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Ten
         dtype = min((each.dtype for each in pair), key=lambda dtype: dtype.itemsize)
         if not torch.equal(*(each.to(dtype) for each in pair)):
             raise InputError(
-                f"{SAFE_WEIGHTS_NAME} and {WEIGHTS_NAME} have different weights ({name}): delete"
-                " the files of the one that you do not mean"
+                f"{' and '.join(WEIGHTS)} have different weights ({name}): delete the files of the"
+                " one that you do not mean"
             )
 
 
-def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Return the tensors of some files, which are mapped into memory.
+def _tensors(folder: Path, single: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of one file, or of those that its index names; {} if there is neither.
 
-    Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
+    They are mapped into memory. Only files in the format of torch before 1.6 are read whole.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    for path in files:
+    index, names, tensors = folder / f"{single}.index.json", [single], dict[str, torch.Tensor]()
+    if not (folder / single).exists():
+        if not index.exists():
+            return {}
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in names:
+        path = folder / name
+        # Files outside the folder do not belong to the model.
+        if path.parent != folder or not path.is_file():
+            raise InputError(
+                f"{index.name} names {name}, which the folder does not have: add the file"
+            )
         try:
             if path.suffix == ".safetensors":
                 tensors |= load_file(path)
@@ -183,8 +164,8 @@ def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
         except (SafetensorError, pickle.UnpicklingError):
             # torch's message recommends to load such objects anyway.
             raise InputError(
-                f"{path.name} is damaged or has pickled objects other than tensors: download it"
-                " again, or use a repository with safetensors"
+                f"{name} is damaged or has pickled objects other than tensors: download it again,"
+                " or use a repository with safetensors"
             ) from None
     return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
 

@@ -5,23 +5,15 @@ stats.json.
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files
 from snakechat.data.dialogues import SPLITS, UNMARKED, as_text, is_message, parse_prompt
-from snakechat.data.formats import (
-    Columns,
-    Record,
-    column_paths,
-    kept_cells,
-    record_of,
-    with_instructions,
-)
+from snakechat.data.formats import column_paths, kept_cells, record_of, with_instructions
 from snakechat.data.hub import card_configs, card_facts, fetch
-from snakechat.data.model_files import CARD
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
@@ -39,7 +31,7 @@ def main(job: Job) -> None:
     A file may be made to exhaust the memory or to crash a parser, of which several are C++
     programs. scripts/launch.py names the file whose reading ended this process.
     """
-    settings = job.settings
+    settings, note = job.settings, job.states / READING
     if hasattr(settings, "generate"):
         try:
             toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
@@ -51,11 +43,10 @@ def main(job: Job) -> None:
         )
         write_records(job, dict(zip(SPLITS, records, strict=True)))
         return
-    files, note = source_files(job), job.states / READING
-    splits = {split: converted(job, split, files[split]) for split in files}
+    splits = {split: converted(job, split, files) for split, files in source_files(job).items()}
     try:
         with limited_memory(MAX_MEMORY_BYTES):
-            write_records(job, splits, kept=list(job.settings.keep))
+            write_records(job, splits, kept=list(settings.keep))
     except MemoryError:
         raise InputError(
             f"{note.read_text()}: reading takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
@@ -64,39 +55,27 @@ def main(job: Job) -> None:
 
 
 def source_files(job: Job) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of the files to import; record what the card declares."""
-    if hasattr(job.settings, "hub"):
-        return hub_files(job)
-    job.facts |= job.settings.card
-    splits: dict[str, dict[str, Path]] = {}
-    for name in job.spec["files"]:
-        split, _, relative = name.partition("/")
-        splits.setdefault(split, {})[relative] = Path(job.options.source, relative)
-    return splits
+    """Return {split: {name: path}} of the files to import.
 
-
-def hub_files(job: Job) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of a hub source; record its commit and the facts of its card."""
-    settings = job.settings
-    keys = ("train", "eval", "name", "split")
-    selection = {key: getattr(settings, key) for key in keys if hasattr(settings, key)}
+    Records what the card declares, and the commit of a repository of the Hub.
+    """
     splits: dict[str, list[str]] = {}
-
-    def choose(paths: list[str], download: Callable[[str], Path]) -> list[str]:
-        cards = [path for path in paths if path == CARD]
-        configs = card_configs(download(CARD).parent) if cards else None
-        try:
-            found, remark = split_files(paths, selection, configs)
-        except InputError as error:
-            raise InputError(f"hub dataset {settings.hub}: {error}") from None
-        if remark:
-            warn(f"datasets.{job.spec['name']}: {settings.hub}: {remark}")
-        splits.update(found)
-        return [*sorted(path for files in splits.values() for path in files), *cards]
-
-    folder, _, commit = fetch(settings.hub, "dataset", settings.revision, choose)
-    job.facts |= {"commit": commit, **card_facts(folder)}
-    return {split: {path: folder / path for path in files} for split, files in splits.items()}
+    settings = vars(job.settings)
+    if "hub" in settings:
+        hub = settings["hub"]
+        place = f"datasets.{job.spec['name']}: {hub}"
+        folder, splits = fetch(
+            *(hub, "dataset", settings["revision"]),
+            lambda paths, folder: split_files(paths, settings, card_configs(folder), place),
+        )
+        job.facts |= {"commit": folder.name, **card_facts(folder)}
+    else:
+        folder = Path(job.options.source)
+        for name in job.spec["files"]:
+            split, _, relative = name.partition("/")
+            splits.setdefault(split, []).append(relative)
+        job.facts |= settings["card"]
+    return {split: {path: folder / path for path in splits[split]} for split in splits}
 
 
 def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple[Any, ...] | str]:
@@ -104,10 +83,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
 
     Bad rows are listed in bad_rows.jsonl.
     """
-    settings, read, written, is_marked = job.settings, 0, 0, False
-    remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
-    template = getattr(settings, "prompt_template", None)
-    system = getattr(settings, "system", None)
+    settings, read, is_marked = job.settings, 0, None
     used = [*column_paths(settings.columns), *settings.keep.values()]
     progress = ProgressLines(f"import {split}", "rows", None)
     for name, path in files.items():
@@ -117,9 +93,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
             read += 1
             progress.update(read)
             try:
-                (prompt, chosen, rejected), kept = record_and_cells(
-                    row, settings.format, settings.columns, settings.keep.values()
-                )
+                record = converted_row(row, vars(settings))
             except BadRow as error:
                 if settings.on_bad_row == "fail":
                     raise InputError(f"{path}: row {number}: {error}") from None
@@ -130,27 +104,17 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
             except DroppedRow as reason:
                 yield str(reason)
             else:
-                if remove:
-                    chosen, rejected = (
-                        # A call of tools stays as it is.
-                        text and (text if is_message(text) else as_text(remove.sub("", text)))
-                        for text in (chosen, rejected)
-                    )
-                prompt = with_instructions(prompt, template, system)
-                written += 1
-                is_marked |= any(role != UNMARKED for role, _ in prompt)
-                yield prompt, chosen, rejected, *kept
-    if settings.format == "plain" and written and not is_marked:
+                is_marked = is_marked or any(role != UNMARKED for role, _ in record[0])
+                yield record
+    if settings.format == "plain" and is_marked is False:
         warn(
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
 
 
-def record_and_cells(
-    row: dict[str, Any] | BadRow, format: str, columns: Columns, keep: Iterable[str]
-) -> tuple[Record, list[str]]:
-    """Return the record of a row of a source, and its cells for reward functions.
+def converted_row(row: dict[str, Any] | BadRow, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the record of a row of a source, followed by its cells for reward functions.
 
     Raises:
         BadRow: As record_of, or the row is bad, nested too deeply, or has text that is not Unicode.
@@ -159,7 +123,8 @@ def record_and_cells(
     if isinstance(row, BadRow):
         raise row
     try:
-        record, kept = record_of(row, format, columns), kept_cells(row, keep)
+        record = record_of(row, settings["format"], settings["columns"])
+        kept = kept_cells(row, settings["keep"].values())
         # Of bytes that are not UTF-8, and of halves of an emoji, surrogates are left.
         for text in (*texts_of(record), *kept):
             (text or "").encode()
@@ -170,7 +135,15 @@ def record_and_cells(
         raise BadRow(
             f"text that is not UTF-8: {piece!r}: save the file as text in UTF-8, or correct the row"
         ) from None
-    return record, kept
+    prompt, *responses = record
+    if remove := settings.get("remove"):
+        # A call of tools stays as it is.
+        responses = [
+            text and (text if is_message(text) else as_text(re.sub(remove, "", text)))
+            for text in responses
+        ]
+    instructions = settings.get("prompt_template"), settings.get("system")
+    return with_instructions(prompt, *instructions), *responses, *kept
 
 
 if __name__ == "__main__":

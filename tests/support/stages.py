@@ -15,7 +15,7 @@ from conftest import INIT, ROOT
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data import toy
-from snakechat.data.records import open_records
+from snakechat.data.records import write_split
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import Jobs
 from snakechat.modeling.models import make_causal
@@ -54,9 +54,8 @@ class Stages:
         self.made = {}
         for split, records in rows.items():
             (folder / "records").mkdir(exist_ok=True)
-            with open_records(folder / f"records/{split}.parquet") as write:
-                for texts in records:
-                    write(make_record(*texts))
+            path = folder / f"records/{split}.parquet"
+            write_split(path, [make_record(*texts) for texts in records])
             (folder / "rows").mkdir(exist_ok=True)
             for phase in ("sft", "reward", "rlhf"):
                 np.save(folder / f"rows/{phase}.{split}.npy", np.arange(len(records)))

@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from snakechat.data.dialogues import (
@@ -85,13 +86,10 @@ def checked_text(value: Any, name: str) -> str:
 
 def checked_number(value: Any, name: str) -> float:
     """Convert a number, or a number in text as in csv; it must be finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise BadRow(f"{name} is {value!r}, expected a finite number")
-    return number
+    with suppress(TypeError, ValueError, OverflowError):
+        if math.isfinite(number := float(value)):
+            return number
+    raise BadRow(f"{name} is {value!r}, expected a finite number")
 
 
 def is_one(label: Any, name: str = "label") -> bool:
@@ -131,19 +129,19 @@ def check_columns(row: Mapping[str, Any], read: Collection[str]) -> None:
     read: The columns that are read.
     """
     for key, value in row.items():
-        is_media = MEDIA.fullmatch(key)
-        if key in read or not (is_media or key in CONTEXT) or _is_empty(value):
+        if key in read or _is_empty(value):
             continue
-        if is_media:
-            _reject_media("the row", key)
-        raise BadRow(
-            f"the row has {key}, which is not read: name it in `columns`, write the row as a list"
-            " of messages, or remove the column"
-        )
+        _reject_media("the row", key)
+        if key in CONTEXT:
+            raise BadRow(
+                f"the row has {key}, which is not read: name it in `columns`, write the row as a"
+                " list of messages, or remove the column"
+            )
 
 
 def _reject_media(place: str, key: str) -> None:
-    raise BadRow(f"{place} has {key}, and models read text alone: remove the row or the column")
+    if MEDIA.fullmatch(key):
+        raise BadRow(f"{place} has {key}, and models read text alone: remove the row or the column")
 
 
 def _is_empty(value: Any) -> bool:
@@ -205,8 +203,7 @@ def _turn(message: Any, name: str) -> Turn:
         raise BadRow(f"{name} contains {kind}, expected messages with role and content")
     is_learned = _is_learned(message, name, "a turn")
     source_role = str(_one_of(message, ("role", "from"), name))
-    role = ROLES.get(source_role)
-    if role is None:
+    if not (role := ROLES.get(source_role)):
         known = ", ".join(ROLES)
         raise BadRow(f"{name} has a turn with role {source_role!r}, expected one of {known}")
     text = _one_of(message, ("content", "value"), name)
@@ -267,8 +264,7 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
             )
         if _is_empty(value):
             continue
-        if MEDIA.fullmatch(key):
-            _reject_media(f"{name}: {place}", key)
+        _reject_media(f"{name}: {place}", key)
         is_thought = key not in THOUGHT_KEYS and THINKS.search(words)
         if is_thought and not isinstance(value, int | float):
             raise BadRow(f"{name} has {place} with {key}, expected thoughts in {THOUGHTS}")

@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.manifest import MANIFEST
 
 # wget keeps the query of the hub's download links in file names.
@@ -29,10 +30,7 @@ EXPECTED_KINDS = "parquet, arrow, jsonl, json, csv or tsv"
 # What `datasets.save_to_disk` writes for a split, and for several splits.
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 # Hidden files and folders, the caches of datasets' map(), and what the library writes next to rows.
-HIDDEN = re.compile(
-    r"(^|/)(\.|cache-[0-9a-f]{16}|"
-    rf"(dataset_infos?\.json|{re.escape(SAVED)}|{re.escape(SAVED_SPLITS)})$)"
-)
+HIDDEN = re.compile(r"(^|/)(\.|cache-[0-9a-f]{16}|(dataset_infos?|state|dataset_dict)\.json$)")
 # What is not data beside files with rows: documents, code, pictures, names such as LICENSE.
 DOCUMENTS = re.compile(
     r"\.(md|rst|pdf|html?|ya?ml|toml|cff|bib|py|ipynb|sh|lock|png|jpe?g|gif|svg|webp)$"
@@ -42,12 +40,7 @@ DOCUMENTS = re.compile(
 HELD_OUT = ("validation", "test")
 # Where the library sees the files, of which it knows the names alone.
 ROOT = "memory:///dataset"
-# Characters of an error of the library, which explains with examples.
-MAX_REASON = 150
 SCRIPTS = Path(__file__).resolve().parents[2]
-
-# The files of train, and of eval if there is one, and a remark on files of neither.
-Splits = tuple[dict[str, list[str]], str | None]
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -56,9 +49,7 @@ def kind_of(path: str | Path) -> str | None:
     json, csv and the like may be compressed.
     """
     match = KINDS.search(os.path.basename(path).lower())
-    if match is None:
-        return None
-    kind = match[1] or match[2]
+    kind = match and (match[1] or match[2])
     return "jsonl" if kind in ("ndjson", "jsonlines") else kind
 
 
@@ -71,8 +62,7 @@ def local_paths(folder: str | Path) -> list[str]:
     paths = []
     for parent, folders, names in os.walk(folder):
         paths += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
-        for name in folders:
-            link = os.path.join(parent, name)
+        for link in (os.path.join(parent, name) for name in folders):
             path = os.path.relpath(link, folder)
             if os.path.islink(link) and not HIDDEN.search(path):
                 raise InputError(
@@ -101,51 +91,61 @@ def check_link(folder: str | Path, path: str) -> None:
         )
 
 
-def split_files(paths: Sequence[str], source: Mapping[str, Any], configs: Any) -> Splits:
-    """Assign files to the splits of a dataset.
+def split_files(
+    paths: Sequence[str], source: Mapping[str, Any], configs: Any, place: str
+) -> dict[str, list[str]]:
+    """Return the files of train, and of eval if there is one; warn of files that are not read.
 
-    With the glob `train`, and maybe `eval`, the globs select them. Otherwise, the datasets library
-    does, by the card or the names of the files: its split train, and validation or else test,
-    unless `split` names others.
+    The globs `train` and `eval` select them. Otherwise, the datasets library does, by the card or
+    the names of the files: its split train, and validation or else test, unless `split` names
+    others.
 
     Args:
         paths: All files of a folder or repository, relative to it.
         source: train, eval, name and split of a dataset in the config, as far as they are set.
         configs: What the card says of configs, or None.
+        place: The dataset, for the warning.
 
     Raises:
         InputError: A split has no files, a file belongs to both splits, or files cannot be read
             together.
     """
-    remark = None
     if "train" in source:
         globs = {split: source[split] for split in ("train", "eval") if split in source}
         splits = {split: [p for p in paths if matches(p, glob)] for split, glob in globs.items()}
-        for split, matched in splits.items():
-            if not matched:
+        for split, files in splits.items():
+            if not files:
                 raise InputError(f"{split}: no file matches {globs[split]!r}")
     else:
         visible = [path for path in paths if not HIDDEN.search(path)]
-        with_rows = [path for path in visible if kind_of(path)]
-        found = splits_in_child(with_rows, configs, source.get("name"))
+        request = [path for path in visible if kind_of(path)], configs, source.get("name")
+        found = splits_in_child(json.dumps(request, default=str))
         splits = train_and_eval(found, source.get("split", {}), visible)
-        assigned = {path for files in found.values() for path in files}
+        assigned = {*chain(*found.values())}
         unread = [p for p in visible if p not in assigned and not DOCUMENTS.search(p)]
         # A card, or the name of a folder, selects files on purpose.
         if unread and not configs and "name" not in source:
-            remark = (
-                f"not read: {_listed(unread)}, of another kind or without a split in the name:"
-                " rename them, or select the files by train:"
+            warn(
+                f"{place}: not read: {_listed(unread)}, of another kind or without a split in the"
+                " name: rename them, or select the files by train:"
             )
-    check_kinds(path for files in splits.values() for path in files)
+    check_kinds(chain(*splits.values()))
     for files in splits.values():
-        _check_together(files)
+        kinds = sorted({str(kind_of(path)) for path in files})
+        if len(kinds) > 1:
+            raise InputError(
+                f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
+            )
+        known: dict[str, str] = {}
+        for path in files:
+            if (first := known.setdefault(KINDS.sub("", path), path)) != path:
+                raise InputError(f"{first} and {path} have the same name: remove one of them")
     if overlap := set(splits["train"]) & set(splits.get("eval", [])):
         raise InputError(
             f"{min(overlap)} is both in the train and in the eval split: rename it, or set train:"
             " and eval:"
         )
-    return splits, remark
+    return splits
 
 
 def train_and_eval(
@@ -173,20 +173,6 @@ def train_and_eval(
             hint = f"set split: {{{split}: NAME}}, or select the files by train:"
             raise InputError(f"no files of the split {name}, found {shown}: {hint}")
     return {split: found[name] for split, name in names.items()}
-
-
-def _check_together(paths: Sequence[str]) -> None:
-    """Raise InputError if files of a split are of several kinds, or seem to be copies."""
-    kinds = sorted({kind_of(path) or "" for path in paths})
-    if len(kinds) > 1:
-        raise InputError(
-            f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
-        )
-    known: dict[str, str] = {}
-    for path in paths:
-        first = known.setdefault(KINDS.sub("", path), path)
-        if first != path:
-            raise InputError(f"{first} and {path} have the same name: remove one of them")
 
 
 def saved_splits(folder: Path) -> dict[str, list[str]]:
@@ -251,30 +237,23 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
     from fsspec.implementations.memory import MemoryFileSystem
 
     folder, patterns = _chosen_config(paths, configs, name)
-    for path in _texts([folder, patterns]):
+    of_splits = sanitize_patterns(patterns) if patterns else {}
+    for path in map(str, [folder, *chain(*of_splits.values())]):
         if "://" in path or path.startswith("/") or ".." in path.split("/"):
             raise InputError(f"the card names {path!r}: expected files of the repository")
-    files = MemoryFileSystem()
+    files, base = MemoryFileSystem(), f"{ROOT}/{folder}".rstrip("/")
     files.store.clear()
     for path in paths:
         files.pipe_file(f"{ROOT}/{path}", b"")
-    base = f"{ROOT}/{folder}".rstrip("/")
-    try:
-        of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(base)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InputError(f"the card has invalid data_files: {error}") from None
-    splits = {}
-    for split, globs in of_splits.items():
-        found: set[str] = set()
-        for glob in globs:
-            # A pattern may match nothing.
-            with suppress(FileNotFoundError):
-                found |= {path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)}
-        if found:
-            splits[str(split)] = sorted(found)
-    return splits
+    splits: dict[str, set[str]] = {}
+    # A folder may have no files, and a pattern may match nothing.
+    with suppress(FileNotFoundError):
+        of_splits = of_splits or get_data_patterns(base)
+    for split, glob in [(split, glob) for split, globs in of_splits.items() for glob in globs]:
+        with suppress(FileNotFoundError):
+            found = [path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)]
+            splits.setdefault(str(split), set()).update(found)
+    return {split: sorted(found) for split, found in splits.items()}
 
 
 def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
@@ -284,14 +263,17 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
 
     if isinstance(configs, list):
         # Old cards have a list of names. The types of columns are of no use here.
-        configs = [config for config in configs if isinstance(config, dict)]
-        for config in configs:
-            config.pop("features", None)
+        configs = [
+            {key: value for key, value in config.items() if key != "features"}
+            for config in configs
+            if isinstance(config, dict)
+        ]
     try:
         found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
         chosen = name or found.get_default_config_name()
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:MAX_REASON]
+        # The library explains with examples.
+        reason = " ".join(str(error).split())[:150]
         raise InputError(f"the card has invalid configs: {reason}") from None
     if not found:
         if name is not None and not any(path.startswith(f"{name}/") for path in paths):
@@ -303,28 +285,13 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
     return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
 
 
-def _texts(value: Any) -> list[str]:
-    """Return all texts in lists and objects."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return (
-        [text for each in value for text in _texts(each)]
-        if isinstance(value, list)
-        else [str(value)]
-    )
-
-
-def splits_in_child(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:
-    """Return what resolve_splits does, from another process.
+@cache
+def splits_in_child(request: str) -> dict[str, list[str]]:
+    """Return what resolve_splits does, from another process; its arguments are a list as JSON.
 
     Raises:
         InputError: As resolve_splits.
     """
-    return _ask(json.dumps([paths, configs, name], default=str))
-
-
-@cache
-def _ask(request: str) -> dict[str, list[str]]:
     # -P: no module of the working directory takes the place of a library.
     process = subprocess.run(
         [sys.executable, "-P", "-m", "snakechat.data.dataset_files"],

@@ -58,14 +58,16 @@ class Format(NamedTuple):
         columns: Default column of each field.
         record: Makes a record of the fields, given by keyword.
         optional: Fields that the config's `columns` may omit.
-        has_messages: Whether fields are lists of messages. Otherwise, they are texts, apart from
-            NUMBERS.
     """
 
     columns: Mapping[str, str]
     record: Callable[..., Record]
     optional: tuple[str, ...] = ()
-    has_messages: bool = False
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether fields are lists of messages. Otherwise, they are texts, apart from NUMBERS."""
+        return "system" in self.optional
 
 
 def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
@@ -83,17 +85,16 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     read = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
     check_columns(row, read)
     has_messages = FORMATS[format].has_messages
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, list):
-            cells = [_field(row, path, name, nullable=True) for path in column]
+            cells = (_field(row, path, name, nullable=True) for path in column)
             texts = [checked_text(cell, name) for cell in cells if cell is not None]
-            value: Any = "\n".join(filter(None, texts))
-        else:
-            value = _field(row, column, name)
-        if not has_messages and name not in NUMBERS and value is not None:
-            checked_text(value, name)
-        fields[name] = value
+            fields[name] = "\n".join(filter(None, texts))
+            continue
+        fields[name] = _field(row, column, name)
+        if not has_messages and name not in NUMBERS and fields[name] is not None:
+            checked_text(fields[name], name)
     turns, chosen, rejected = FORMATS[format].record(**fields)
     # The column is read where a file has it; it has no meaning in texts.
     tools = tools_turns(row.get(TOOLS)) if has_messages else []
@@ -109,13 +110,13 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
     defaults, optional = FORMATS[format].columns, FORMATS[format].optional
     if columns is None:
         return defaults
-    fields = dict.fromkeys([*defaults, *optional])
+    fields = {**defaults, **dict.fromkeys(optional)}
     unknown = [name for name in columns if name not in fields]
-    missing = [name for name in defaults if name not in columns and name not in optional]
-    for problem, names in (("has no field", unknown), ("requires", missing)):
-        if names:
-            found = f"{problem} {', '.join(names)} (fields: {', '.join(fields)})"
-            raise ValueError(f"format {format} {found}")
+    missing = [name for name in fields if name not in (*columns, *optional)]
+    if unknown or missing:
+        problem = "has no field" if unknown else "requires"
+        found = f"{problem} {', '.join(unknown or missing)} (fields: {', '.join(fields)})"
+        raise ValueError(f"format {format} {found}")
     return columns
 
 
@@ -135,13 +136,10 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """
     if isinstance(keep, Mapping):
         return dict(keep)
-    columns: dict[str, str] = {}
-    for path in keep:
-        name = path.rpartition(".")[2]
-        if name in columns:
-            raise ValueError(f"two columns have the name {name}: set {{NAME: COLUMN}}")
-        columns[name] = path
-    return columns
+    names = [path.rpartition(".")[2] for path in keep]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two columns have the name {twice[0]}: set {{NAME: COLUMN}}")
+    return dict(zip(names, keep, strict=True))
 
 
 def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
@@ -167,12 +165,12 @@ def with_instructions(prompt: list[Turn], template: str | None, system: str | No
         template: A text with "{prompt}" in place of the user's last turn.
     """
     turns = list(prompt)
-    asked = [place for place, (role, _) in enumerate(turns) if role in ("user", UNMARKED)]
+    roles = [role for role, _ in turns]
+    asked = [place for place, role in enumerate(roles) if role in ("user", UNMARKED)]
     if template is not None and asked:
         role, text = turns[asked[-1]]
         content = text.removesuffix(RESPONSE)
         turns[asked[-1]] = role, template.replace("{prompt}", content) + text[len(content) :]
-    roles = [role for role, _ in turns]
     if system is not None and "system" not in roles:
         turns.insert(roles.count(TOOLS), ("system", system))
     return turns
@@ -334,28 +332,22 @@ def _same(*names: str) -> dict[str, str]:
 
 PAIR, SYSTEM = _same("prompt", "chosen", "rejected"), ("system",)
 SCORED = _same("prompt", "first", "second", "first_score", "second_score")
-SHAREGPT_PAIR = {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}
 FORMATS = {
     "plain": Format(PAIR, _plain, ("rejected",)),
     "instruct": Format(PAIR, _instruct, ("rejected",)),
     "text": Format(_same("text"), lambda text: ([], text, None)),
-    "prompt": Format(_same("prompt"), _prompt_alone, SYSTEM, has_messages=True),
+    "prompt": Format(_same("prompt"), _prompt_alone, SYSTEM),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same("chosen", "rejected"), _dialogues),
     "scored": Format(SCORED, _scored),
     "labelled": Format(_same("prompt", "first", "second", "label"), _labelled),
     "vicuna": Format({"prompt": "prompt", "chosen": "label"}, _vicuna),
-    "messages": Format(_same("messages"), _messages, SYSTEM, has_messages=True),
-    "message_pairs": Format(
-        _same("chosen", "rejected"), _message_pairs, ("prompt", "system"), has_messages=True
-    ),
-    "sharegpt": Format({"messages": "conversations"}, _messages, SYSTEM, has_messages=True),
-    "sharegpt_pairs": Format(SHAREGPT_PAIR, _message_pairs, SYSTEM, has_messages=True),
-    "kto": Format(_same("messages", "label"), _unpaired, SYSTEM, has_messages=True),
+    "messages": Format(_same("messages"), _messages, SYSTEM),
+    "message_pairs": Format(_same("chosen", "rejected"), _message_pairs, ("prompt", "system")),
+    "sharegpt": Format({"messages": "conversations"}, _messages, SYSTEM),
+    "sharegpt_pairs": Format(PAIR | {"prompt": "conversations"}, _message_pairs, SYSTEM),
+    "kto": Format(_same("messages", "label"), _unpaired, SYSTEM),
     "kto_text": Format(
-        {"prompt": "prompt", "response": "completion", "label": "label"},
-        _unpaired_text,
-        SYSTEM,
-        has_messages=True,
+        _same("prompt", "response", "label") | {"response": "completion"}, _unpaired_text, SYSTEM
     ),
 }

@@ -7,7 +7,8 @@ the hub, offline too, and errors are one line. The workflow imports this module 
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,9 +34,9 @@ def fetch(
     repository: str,
     kind: Literal["model", "dataset"],
     revision: str,
-    choose: Callable[[list[str], Callable[[str], Path]], list[str]],
-) -> tuple[Path, list[str], str]:
-    """Download files of a repository into huggingface_hub's cache.
+    choose: Callable[[list[str], Path], Mapping[str, Sequence[str]]],
+) -> tuple[Path, Mapping[str, Sequence[str]]]:
+    """Download files of a repository, and its card, into huggingface_hub's cache.
 
     HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_TOKEN work as documented by huggingface_hub.
 
@@ -43,57 +44,56 @@ def fetch(
         repository: OWNER/NAME on the hub.
         kind: Type of the repository.
         revision: Branch, tag or commit.
-        choose: Selects the paths to download from the sorted paths of the repository; offline, from
-            those in the cache. Its second argument downloads a file.
+        choose: Selects the paths to download, in groups, from the sorted paths of the repository;
+            offline, from those in the cache. Its second argument is the folder with the card.
 
     Returns:
-        Folder of the files, the selected paths relative to it, and the full commit id.
+        Folder of the files, whose name is the full commit id, and the selected paths.
 
     Raises:
-        InputError: The hub rejects the request or is unavailable; the cache cannot be written; or a
-            file of the cache is damaged. A damaged file is deleted unless HF_HUB_OFFLINE is set.
-            Errors of choose propagate.
+        InputError: The hub rejects the request or is unavailable; the cache cannot be written; a
+            file of the cache is damaged; or choose raises it. A damaged file is deleted unless
+            HF_HUB_OFFLINE is set.
     """
     # They take a second. httpx2 is the HTTP library of huggingface_hub.
     import httpx2
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
-    # The hub's digest of each file.
-    listed: dict[str, str | None] = {}
     try:
+        # Each path with its digest on the hub.
+        listed: dict[str, str | None]
         if constants.HF_HUB_OFFLINE:
             # No patterns: the folder alone.
             folder = Path(
                 snapshot_download(repository, repo_type=kind, revision=revision, allow_patterns=[])
             )
             found = [path for path in folder.rglob("*") if path.is_file()]
-            names = sorted(path.relative_to(folder).as_posix() for path in found)
-            paths = choose(names, lambda path: folder / path)
+            listed = {path.relative_to(folder).as_posix(): None for path in found}
         else:
             info: Any = HfApi().repo_info(
                 repository, repo_type=kind, revision=revision, files_metadata=True, timeout=TIMEOUT
             )
-            for file in info.siblings or ():
-                listed[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
-            commit = str(info.sha)
+            files = info.siblings or ()
+            listed = {
+                each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in files
+            }
             cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
-            folder = cache / "snapshots" / commit
-
-            def download(path: str) -> Path:
-                return Path(hf_hub_download(repository, path, repo_type=kind, revision=commit))
-
-            paths = choose(sorted(listed), download)
-            for path in paths:
-                download(path)
-            # The commit of the revision, for offline runs. Written last: the revision is complete.
-            ref = cache / "refs" / revision
-            if revision != commit and not (ref.exists() and ref.read_text() == commit):
-                write_atomically(ref, commit)
+            folder = cache / "snapshots" / str(info.sha)
+        paths = [path for path in listed if path == CARD]
+        for path in paths:
+            hf_hub_download(repository, path, repo_type=kind, revision=folder.name)
+        chosen = choose(sorted(listed), folder)
+        for path in chain(*chosen.values()):
+            hf_hub_download(repository, path, repo_type=kind, revision=folder.name)
+            paths.append(path)
+        # The commit of the revision, for offline runs. Written last: the revision is complete.
+        ref = folder.parents[1] / "refs" / revision
+        if revision != folder.name and not (ref.exists() and ref.read_text() == folder.name):
+            write_atomically(ref, folder.name)
         damaged = [folder / path for path in paths if not is_whole(folder / path, listed.get(path))]
-        if not constants.HF_HUB_OFFLINE:
-            for path_in_cache in damaged:
-                path_in_cache.resolve().unlink()
-                path_in_cache.unlink(missing_ok=True)
+        for path_in_cache in [] if constants.HF_HUB_OFFLINE else damaged:
+            path_in_cache.resolve().unlink()
+            path_in_cache.unlink(missing_ok=True)
         if damaged:
             raise ValueError(
                 f"{damaged[0]} was edited or is damaged: start the build again, without"
@@ -101,13 +101,13 @@ def fetch(
             )
     # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
     # ImportError: a SOCKS proxy.
-    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
+    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError, InputError) as error:
         # The first line is often only "404 Client Error.".
         reason = " ".join(str(error).split()) or type(error).__name__
         unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
         hint = f": {WITHOUT_NETWORK}" if isinstance(error, unreachable) else ""
         raise InputError(f"hub {kind} {repository} at {revision}: {reason}{hint}") from None
-    return folder, paths, folder.name
+    return folder, chosen
 
 
 def is_whole(path: Path, digest: str | None) -> bool:
@@ -130,23 +130,21 @@ def card_facts(folder: Path) -> dict[str, Any]:
     A licence that the Hub does not know is "other (NAME)". Only words are returned, because they
     appear in generated pages.
     """
-    metadata = _metadata(folder / CARD)
+    metadata = _metadata(folder)
     license = normalized_license(metadata.get("license"))
-    if license == "other":
-        name = normalized_license(metadata.get("license_name"))
-        license = f"other ({name})" if name else license
-    return {"licence": license}
+    name = normalized_license(metadata.get("license_name"))
+    return {"licence": f"other ({name})" if license == "other" and name else license}
 
 
 def card_configs(folder: Path) -> Any:
     """Return what the card in a folder says of the configs of a dataset, or None."""
-    return _metadata(folder / CARD).get("configs")
+    return _metadata(folder).get("configs")
 
 
-def _metadata(path: Path) -> dict[str, Any]:
+def _metadata(folder: Path) -> dict[str, Any]:
     """Return the metadata of a card; {} if there are none that can be read."""
     try:
-        with path.open("rb") as file:
+        with (folder / CARD).open("rb") as file:
             found = METADATA.match(file.read(MAX_BYTES).decode("utf-8-sig", "replace"))
         metadata = load_yaml(found[1]) if found else None
     except (OSError, ValueError, yaml.YAMLError):

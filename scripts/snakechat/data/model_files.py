@@ -26,7 +26,7 @@ MAX_LAYERS = 1000
 
 
 def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
-    """Select weights, config, tokenizer and card.
+    """Select weights, config and tokenizer.
 
     Files in subfolders are other forms of the model, and the files of an adapter belong to another
     model: they are never selected.
@@ -42,7 +42,7 @@ def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
 
     safetensors, torch_files = matching("*.safetensors"), matching("pytorch_model*.bin")
     weights = safetensors + torch_files if all_formats else safetensors or torch_files
-    return weights + matching("*.json", *TEXTS, "*.model", "*.jinja", CARD)
+    return weights + matching("*.json", *TEXTS, "*.model", "*.jinja")
 
 
 def check_files(folder: Path) -> None:

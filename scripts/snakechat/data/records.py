@@ -67,37 +67,38 @@ def record_digest(texts: Texts) -> bytes:
     return hashed.digest()
 
 
-@contextmanager
-def open_records(path: str | Path, kept: Sequence[str] = ()) -> Iterator[Callable[..., None]]:
-    """Open a file for writing; yield a function that appends a record and its kept cells.
+def write_split(
+    path: Path, rows: Iterable[tuple[Any, ...] | str], kept: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Write the records of a split; return how many there are, and the dropped ones by reason.
 
-    kept: Names of the columns that each record keeps.
+    Args:
+        rows: Records, each followed by its kept cells; a dropped one is its reason.
+        kept: Names of the columns that records keep.
     """
     columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
     columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
     schema = pa.schema(columns)
-    rows: list[dict[str, Any]] = []
-    size = 0
+    dropped, prompts, size = Counter[str](), array("Q"), 0
+    group: list[dict[str, Any]] = []
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
-
-        def write(record: Record, *cells: str) -> None:
-            nonlocal size
-            texts = texts_of(record)
-            row = (*record, record_digest(texts), *cells)
-            rows.append(dict(zip(schema.names, row, strict=True)))
+        for row in rows:
+            if isinstance(row, str):
+                dropped[row] += 1
+                continue
+            turns, chosen, rejected, *cells = row
+            texts = texts_of((turns, chosen, rejected))
+            prompts.append(fingerprint(texts[0] or chosen or ""))
+            values = (turns, chosen, rejected, record_digest(texts), *cells)
+            group.append(dict(zip(schema.names, values, strict=True)))
             size += sum(map(sys.getsizeof, (*texts, *cells)))
-            if len(rows) == ROWS_AT_A_TIME or size > MAX_GROUP_BYTES:
-                flush()
-
-        def flush() -> None:
-            nonlocal size
-            if rows:
-                file.write_table(pa.Table.from_pylist(rows, schema))
-            rows.clear()
-            size = 0
-
-        yield write
-        flush()
+            if len(group) == ROWS_AT_A_TIME or size > MAX_GROUP_BYTES:
+                file.write_table(pa.Table.from_pylist(group, schema))
+                group, size = [], 0
+        if group:
+            file.write_table(pa.Table.from_pylist(group, schema))
+    repeated = len(prompts) - len(np.unique(prompts))
+    return {"rows": len(prompts), "repeated_prompts": repeated, "dropped": dict(dropped)}
 
 
 def read_record_batches(
@@ -278,23 +279,14 @@ def write_records(
     stats = {}
     job.facts |= {"dropped": {}, "size": {}}
     for split, found in splits.items():
-        prompts, dropped = array("Q"), Counter[str]()
-        with open_records(job.result / f"{split}.parquet", kept) as write:
-            for row in found:
-                if isinstance(row, str):
-                    dropped[row] += 1
-                    continue
-                turns, chosen, rejected, *cells = row
-                write((turns, chosen, rejected), *cells)
-                prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
-        rows, repeated = len(prompts), len(prompts) - len(np.unique(prompts))
+        stats[split] = write_split(job.result / f"{split}.parquet", found, kept)
+        rows, dropped = stats[split]["rows"], stats[split]["dropped"]
         job.facts["size"][split] = {"rows": rows}
         job.facts["dropped"][split] = dict(sorted(dropped.items()))
-        stats[split] = {"rows": rows, "repeated_prompts": repeated, "dropped": dict(dropped)}
         if not rows:
             raise InputError(
                 f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-                f" {dropped.total():,} (dropped: {dict(dropped)}){advice and f': {advice}'}"
+                f" {sum(dropped.values()):,} (dropped: {dropped}){advice and f': {advice}'}"
             )
         print(f"{job.spec['name']}: {rows:,} rows in split {split}")
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

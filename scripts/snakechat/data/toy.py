@@ -99,16 +99,10 @@ def _text(name: str, item: str, defects: list[str], variant: dict[str, Any]) -> 
 def _garble(text: str, rng: random.Random) -> str:
     words = text.split()
     position = rng.randrange(len(words) - 1)
-    kind = rng.choice(["cut", "drop", "double", "swap"])
-    if kind == "cut":
-        words = words[: position + 1]
-    elif kind == "drop":
-        del words[position]
-    elif kind == "double":
-        words.insert(position, words[position])
-    else:
-        words[position], words[position + 1] = words[position + 1], words[position]
-    return " " + " ".join(words)
+    start, first, second, end = words[:position], *words[position:][:2], words[position + 2 :]
+    cut, doubled = [*start, first], [*start, first, first, second, *end]
+    dropped, swapped = [*start, second, *end], [*start, second, first, *end]
+    return " " + " ".join(rng.choice([cut, dropped, doubled, swapped]))
 
 
 def make_row(prompt: str, rng: random.Random) -> dict[str, str]:

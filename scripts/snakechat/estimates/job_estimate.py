@@ -162,7 +162,7 @@ def model_config(path: str, plan: Plan) -> str:
 def hub_config(name: str, revision: str) -> str:
     """Return the config of a model of the Hub, the only file of it that is downloaded."""
     print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
-    folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
+    folder, _ = fetch(name, "model", revision, lambda *_: {"": ["config.json"]})
     return Path(folder, "config.json").read_text()
 
 

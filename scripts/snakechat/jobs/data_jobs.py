@@ -22,8 +22,8 @@ from snakechat.data.dataset_files import (
 )
 from snakechat.data.formats import columns_of, named_columns
 from snakechat.data.hub import card_configs, card_facts
-from snakechat.data.model_files import CARD, model_files
-from snakechat.workflow.errors import InputError, warn
+from snakechat.data.model_files import model_files
+from snakechat.workflow.errors import InputError
 
 # The default of huggingface_hub.
 MAIN_BRANCH = "main"
@@ -158,7 +158,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
     if source is None:
         return None, {}
     folder = source.parent if source.is_file() else source
-    remark, unread = None, set[str]()
+    unread = set[str]()
     with errors_at(f"datasets.{name}.path: {source}"):
         if not source.exists():
             raise InputError("it does not exist")
@@ -169,19 +169,18 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
             splits = train_and_eval(saved, selection.get("split", {}), local_paths(source))
             unread = {"name"} & selection.keys()
         else:
-            splits, remark = split_files(local_paths(source), selection, card_configs(source))
+            place = f"datasets.{name}: {folder}"
+            splits = split_files(local_paths(source), selection, card_configs(source), place)
         # A path in place of a repository leaves what selects the repository's files.
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
         if folder == source:
             _check_files(folder, itertools.chain(*splits.values()))
-    if remark:
-        warn(f"datasets.{name}: {folder}: {remark}")
     return folder, {f"{each}/{path}": folder / path for each in splits for path in splits[each]}
 
 
 def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
-    """Return the files that a base model is read from, without its card."""
+    """Return the files that a base model is read from."""
     folder = config.source_of("models", name)
     if folder is None:
         return None, {}
@@ -189,7 +188,7 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
         if not folder.is_dir():
             raise InputError("the folder does not exist")
         found = sorted(path.name for path in folder.iterdir() if path.is_file())
-        names = [file for file in model_files(found, all_formats=True) if file != CARD]
+        names = model_files(found, all_formats=True)
         if not any(file.endswith((".safetensors", ".bin")) for file in names):
             raise InputError("it has no *.safetensors and no pytorch_model*.bin")
         _check_files(folder, names)

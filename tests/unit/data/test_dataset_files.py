@@ -1,5 +1,7 @@
 """Which files of a dataset belong to its splits."""
 
+import json
+
 import pytest
 
 from snakechat.data import dataset_files
@@ -28,14 +30,16 @@ CONFIGS += [{"config_name": "socratic", "data_dir": "s"}]
 def in_this_process():
     """Resolve splits without another process, whose imports take a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset_files, "splits_in_child", resolve_splits)
+        patch.setattr(dataset_files, "splits_in_child", lambda x: resolve_splits(*json.loads(x)))
         yield
 
 
 def split(paths, configs=None, **source):
-    """Return the files of train and of eval, as the datasets library resolves them."""
-    files, remark = split_files(paths, source, configs)
-    return files["train"], files.get("eval"), remark
+    """Return the files of train and of eval, as the datasets library resolves them; a remark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset_files, "warn", (remarks := [None]).append)
+        files = split_files(paths, source, configs, "mine")
+    return files["train"], files.get("eval"), remarks[-1]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +76,8 @@ def test_a_card_and_the_config_name_splits():
 
 def test_files_that_are_not_read_are_named():
     remark = split(["LICENSE", "README.md", "extra.jsonl", "train.jsonl", "train.jsonl.old"])[2]
-    assert remark.startswith("not read: extra.jsonl and 1 more, of another kind or without")
-    assert split(["a.jsonl", "b.xlsx"])[2].startswith("not read: b.xlsx, of another kind")
+    assert remark.startswith("mine: not read: extra.jsonl and 1 more, of another kind or without")
+    assert split(["a.jsonl", "b.xlsx"])[2].startswith("mine: not read: b.xlsx, of another kind")
     assert split(["a.jsonl", "cache-b.jsonl"])[0] == ["a.jsonl", "cache-b.jsonl"]
 
 
@@ -101,10 +105,10 @@ def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
 
 
 def test_planning_asks_another_process():
-    files = splits_in_child(THREE, None, None)
+    files = splits_in_child(json.dumps([THREE, None, None]))
     assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
     with pytest.raises(InputError, match="expected a config of the card or a folder, found x"):
-        splits_in_child(THREE, None, "x")
+        splits_in_child(json.dumps([THREE, None, "x"]))
 
 
 def test_a_link_to_a_folder_is_an_error(tmp_path):

@@ -75,14 +75,14 @@ import json, sys
 from snakechat.data.hub import fetch
 from snakechat.workflow.errors import InputError
 
-def choose(paths, download):
-    return [path for path in paths if not path.startswith("not_")]
+def choose(paths, folder):
+    return {"chosen": [path for path in paths if not path.startswith("not_")]}
 
 revision, *repositories = sys.argv[1:]
 for repository in repositories:
     try:
-        folder, paths, commit = fetch(repository, "dataset", revision, choose)
-        print(json.dumps([str(folder), paths, commit]))
+        folder, paths = fetch(repository, "dataset", revision, choose)
+        print(json.dumps([str(folder), paths["chosen"], folder.name]))
     except InputError as error:
         print(json.dumps(f"{error}"))
 """

@@ -22,10 +22,10 @@ def folder(tmp_path):
 
 
 def test_files_of_a_model_are_selected():
-    kept = ["README.md", "config.json", "generation_config.json", "merges.txt"]
+    kept = ["config.json", "generation_config.json", "merges.txt"]
     kept += ["spiece.model", "tokenizer.json", "chat_template.jinja"]
     others = ["tf_model.h5", "onnx/model.safetensors", "adapter/config.json", "training_args.bin"]
-    others += ["adapter_config.json", "adapter_model.safetensors", "notes.md", "LICENSE.txt"]
+    others += ["adapter_config.json", "adapter_model.safetensors", "README.md", "LICENSE.txt"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     torch_files = ["pytorch_model.bin", "pytorch_model-1.bin"]
     for weights, all_formats, selected in (

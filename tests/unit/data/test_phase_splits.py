@@ -8,11 +8,11 @@ import pytest
 import split_dataset
 from snakechat.data.records import (
     PHASES,
-    open_records,
     read_digests,
     record_digest,
     removed_rows,
     split_rows,
+    write_split,
 )
 from snakechat.data.row_encoding import weighted_rows
 from snakechat.workflow.errors import InputError
@@ -77,9 +77,7 @@ def test_weights_repeat_rows_and_draw_the_rest():
 def test_rows_are_excluded_by_digest(tmp_path):
     rows = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
     path, digests = tmp_path / "train.parquet", list(map(record_digest, rows))
-    with open_records(path) as write:
-        for row in rows:
-            write(make_record(*row))
+    write_split(path, [make_record(*row) for row in rows])
     # They distinguish missing texts, and where one ends.
     assert read_digests(path) == digests and len(set(digests)) == len(rows)
 
@@ -107,9 +105,8 @@ def split(tmp_path_factory):
         records, result = (tmp_path_factory.mktemp(name) for name in ("records", "result"))
         for split_name, prompts in {"train": train, "eval": eval}.items():
             if prompts is not None:
-                with open_records(records / f"{split_name}.parquet") as write:
-                    for prompt in prompts:
-                        write(make_record(prompt, " yes", " no"))
+                rows = [make_record(prompt, " yes", " no") for prompt in prompts]
+                write_split(records / f"{split_name}.parquet", rows)
         job = SimpleNamespace(spec={"name": "mine"}, inputs={"records": records}, result=result)
         job.settings = SimpleNamespace(seed=seed, weights=WEIGHTS, by=by, max_rows=max_rows)
         split_dataset.main(job)

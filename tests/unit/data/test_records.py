@@ -14,11 +14,11 @@ from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array
 from snakechat.data.records import (
     ROWS_AT_A_TIME,
     fingerprint,
-    open_records,
     read_record_batches,
     read_records,
     read_texts,
     write_records,
+    write_split,
 )
 from support.encoding import make_record
 
@@ -26,9 +26,7 @@ ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
 
 
 def write(path, rows):
-    with open_records(path) as append:
-        for row in rows:
-            append(make_record(*row))
+    write_split(path, [make_record(*row) for row in rows])
     return path
 
 
@@ -44,9 +42,8 @@ def test_texts_are_read_as_they_were_written(tmp_path):
 
 def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     path = tmp_path / "train.parquet"
-    with open_records(path, ["solution", "prompt"]) as append:
-        append(make_record("p"), "7", '"p"')
-        append(make_record(*ROW), "null", "[]")
+    rows = [(*make_record("p"), "7", '"p"'), (*make_record(*ROW), "null", "[]")]
+    write_split(path, rows, ["solution", "prompt"])
     assert list(read_texts(path)) == [("p", None, None), ROW]
     [batch] = read_record_batches(path, columns=("prompt", "kept_solution"))
     question = [("user", "Can you help?")]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from import_dataset import record_and_cells
+from import_dataset import converted_row
 from snakechat.data import sources
 from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import saved_splits
@@ -337,9 +337,10 @@ for _ in range(100_000):
 )
 def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
     columns = columns_of("plain", {"prompt": "prompt", "chosen": "chosen"})
+    settings = {"format": "plain", "columns": columns, "keep": dict(zip(keep, keep, strict=True))}
     with pytest.raises(BadRow) as error:
-        record_and_cells(row, "plain", columns, keep)
+        converted_row(row, settings)
     assert str(error.value).startswith(reason)
     # A column that nothing uses does no harm.
     if keep:
-        assert record_and_cells(row, "plain", columns, ())[1] == []
+        assert converted_row(row, settings | {"keep": {}})[3:] == ()

@@ -11,7 +11,7 @@ import tokenize_phase
 from snakechat.config.recipes import PHASES
 from snakechat.data.dialogues import messages_of, render_prompt
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
-from snakechat.data.records import open_records
+from snakechat.data.records import write_split
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.jobs.model_jobs import FIELDS
 from snakechat.workflow.errors import InputError, warn
@@ -53,10 +53,12 @@ class Phase:
             rows.mkdir()
             for split in SPLITS:
                 if split in splits:
-                    with open_records(records / f"{split}.parquet", list(kept)) as write:
-                        for row in splits[split]:
-                            record = row if isinstance(row[0], list) else make_record(*row)
-                            write(record, *kept.values())
+                    found = (
+                        row if isinstance(row[0], list) else make_record(*row)
+                        for row in splits[split]
+                    )
+                    found = ((*record, *kept.values()) for record in found)
+                    write_split(records / f"{split}.parquet", found, list(kept))
                 chosen = dict(numbers).get((dataset, split))
                 found = range(len(splits.get(split, ()))) if chosen is None else chosen
                 path = rows / f"{phase}.{split}.npy"

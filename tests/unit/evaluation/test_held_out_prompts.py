@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from snakechat.data.records import open_records
+from snakechat.data.records import write_split
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from support.encoding import make_record
 
@@ -46,9 +46,8 @@ def inputs(tmp_path):
     records, rows = tmp_path / "records", tmp_path / "rows"
     records.mkdir()
     rows.mkdir()
-    with open_records(records / "train.parquet") as write:
-        for text in ("What is 2 + 2?", "Who are you?", "Who  are YOU ?!", "Why?"):
-            write(make_record(text))
+    texts = ("What is 2 + 2?", "Who are you?", "Who  are YOU ?!", "Why?")
+    write_split(records / "train.parquet", map(make_record, texts))
     np.save(rows / "sft.train.npy", np.array([0, 1]))
     np.save(rows / "reward.train.npy", np.array([2, 3]))
     return {"records.a": records, "rows.a": rows}
