@@ -100,11 +100,7 @@ def is_one(label: Any, name: str = "label") -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a text.
-
-    Raises:
-        ValueError: The text is not JSON or nested too deeply, or an object has a key twice.
-    """
+    """Return the value of a text, or raise ValueError; no object may have a key twice."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
@@ -115,19 +111,15 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
     # The json module keeps the last value.
-    if len(found) < len(pairs):
-        [(key, _), *_] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"key {key!r} occurs twice in an object: keep one of them")
-    return found
+    if len(found := dict(pairs)) == len(pairs):
+        return found
+    [(key, _), *_] = Counter(key for key, _ in pairs).most_common(1)
+    raise ValueError(f"key {key!r} occurs twice in an object: keep one of them")
 
 
 def check_columns(row: Mapping[str, Any], read: Collection[str]) -> None:
-    """Raise BadRow for images, videos, audio, a system prompt or earlier turns that are not read.
-
-    read: The columns that are read.
-    """
+    """Raise BadRow for media, a system prompt or earlier turns in columns that are not read."""
     for key, value in row.items():
         if key in read or _is_empty(value):
             continue
@@ -156,37 +148,26 @@ def _is_empty(value: Any) -> bool:
 # --- messages -------------------------------------------------------------------------------
 
 
-def turns_of_messages(value: Any, name: str, role_of_text: str) -> list[Turn]:
-    """Return the turns of a list of messages, of one message, or of a text.
+def turns_of_messages(value: Any, name: str) -> list[Turn]:
+    """Return the turns of a field: a list of messages, one message, or a text.
 
     Messages may be JSON text, as in csv files.
-
-    Raises:
-        BadRow: A message has an unknown role, no text, or thoughts or calls that cannot be read.
     """
     if isinstance(value, str):
         if name != "messages" and not (MESSAGES.match(value) and ROLE.search(value)):
-            return [(role_of_text, value)]
+            return [({"prompt": "user", "system": "system"}.get(name, "assistant"), value)]
         value = _parsed(value, name, "JSON of messages")
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
 def tools_turns(value: Any) -> list[Turn]:
-    """Return the turn with the tools of a dialogue, as chat templates read them; none without any.
-
-    Raises:
-        BadRow: The cell has no definitions of tools.
-    """
+    """Return the turn with the tools of a dialogue, as chat templates read them, if it has any."""
     tools = [{"type": "function", "function": each} for _, each in _functions(value, TOOLS)]
     return [(TOOLS, _json(tools))] if tools else []
 
 
 def response_of(turn: Turn) -> str:
-    """Return the last turn of a dialogue as a response.
-
-    Raises:
-        DroppedRow: It has weight 0.
-    """
+    """Return the last turn of a dialogue as a response; raise DroppedRow if it has weight 0."""
     if not is_trained(turn):
         raise DroppedRow("response with weight 0")
     return recorded_response(turn)
@@ -246,9 +227,7 @@ def _text_of_part(part: Any, name: str) -> str:
 def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
     """Return whether a message or a part counts: no weight of it is 0.
 
-    Raises:
-        BadRow: A weight is neither 0 nor 1, two of them differ, or another key looks like a weight,
-            like thoughts, or like an image.
+    Other keys that look like weights, thoughts or images make the row a bad one.
     """
     weights = {}
     for key, value in message.items():
@@ -274,11 +253,7 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
 
 
 def _one_of(values: Mapping[str, Any], keys: Sequence[str], name: str) -> Any:
-    """Return the value of keys with the same meaning: the first that is not empty, or None.
-
-    Raises:
-        BadRow: Several have a value, and these differ.
-    """
+    """Return the value of keys with the same meaning: the first that is not empty, or None."""
     found = {key: values[key] for key in keys if values.get(key) is not None}
     filled = {key: value for key, value in found.items() if value}
     first = next(iter((filled or found).values()), None)

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -44,13 +44,17 @@ SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 def kind_of(path: str | Path) -> str | None:
-    """Return parquet, arrow, jsonl, json, csv or tsv, or None for a file of another kind.
-
-    json, csv and the like may be compressed.
-    """
+    """Return one of EXPECTED_KINDS, of which text may be compressed, or None for another kind."""
     match = KINDS.search(os.path.basename(path).lower())
     kind = match and (match[1] or match[2])
     return "jsonl" if kind in ("ndjson", "jsonlines") else kind
+
+
+def checked_kind(path: str | Path) -> str:
+    """Return the kind of a file; raise InputError if such files are not read."""
+    if kind := kind_of(path):
+        return kind
+    raise InputError(f"{path}: unknown kind of file, expected {EXPECTED_KINDS}")
 
 
 def local_paths(folder: str | Path) -> list[str]:
@@ -107,8 +111,7 @@ def split_files(
         place: The dataset, for the warning.
 
     Raises:
-        InputError: A split has no files, a file belongs to both splits, or files cannot be read
-            together.
+        InputError: A split has no files, or files that cannot be read together.
     """
     if "train" in source:
         globs = {split: source[split] for split in ("train", "eval") if split in source}
@@ -129,9 +132,8 @@ def split_files(
                 f"{place}: not read: {_listed(unread)}, of another kind or without a split in the"
                 " name: rename them, or select the files by train:"
             )
-    check_kinds(chain(*splits.values()))
     for files in splits.values():
-        kinds = sorted({str(kind_of(path)) for path in files})
+        kinds = sorted(set(map(checked_kind, files)))
         if len(kinds) > 1:
             raise InputError(
                 f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
@@ -151,15 +153,12 @@ def split_files(
 def train_and_eval(
     found: Mapping[str, list[str]], wanted: Mapping[str, str], visible: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the files of train and eval, given the files of each split of the datasets library.
+    """Return the files of train and eval, or raise InputError.
 
     Args:
-        found: The files of each split.
+        found: The files of each split of the datasets library.
         wanted: Names of these splits by train and eval.
         visible: All files, for errors.
-
-    Raises:
-        InputError: The split does not exist.
     """
     if not found:
         others = f", found {_listed(visible)}" if visible else ""
@@ -178,11 +177,7 @@ def train_and_eval(
 def saved_splits(folder: Path) -> dict[str, list[str]]:
     """Return the files of each split that `datasets.save_to_disk` wrote, relative to a folder.
 
-    Returns:
-        {} if it wrote none. A dataset without splits is the split train.
-
-    Raises:
-        InputError: A file that lists them is damaged.
+    A dataset without splits is the split train.
     """
     found = {}
     for path in sorted(folder.glob(f"*/{SAVED}" if (folder / SAVED_SPLITS).is_file() else SAVED)):
@@ -197,13 +192,6 @@ def saved_splits(folder: Path) -> dict[str, list[str]]:
         if names:
             found[prefix.name or "train"] = [str(prefix / name) for name in names]
     return found
-
-
-def check_kinds(paths: Iterable[str | Path]) -> None:
-    """Raise InputError for a file of a kind that is not read."""
-    for path in paths:
-        if kind_of(path) is None:
-            raise InputError(f"{path}: unknown kind of file, expected {EXPECTED_KINDS}")
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -287,11 +275,7 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
 
 @cache
 def splits_in_child(request: str) -> dict[str, list[str]]:
-    """Return what resolve_splits does, from another process; its arguments are a list as JSON.
-
-    Raises:
-        InputError: As resolve_splits.
-    """
+    """Return what resolve_splits does, from another process; its arguments are a list as JSON."""
     # -P: no module of the working directory takes the place of a library.
     process = subprocess.run(
         [sys.executable, "-P", "-m", "snakechat.data.dataset_files"],

@@ -38,8 +38,8 @@ from snakechat.data.dialogues import (
 # Formats of prompts without responses, of plain texts, and of single responses that are labelled
 # good or bad.
 PROMPTS, TEXTS, UNPAIRED = "prompt", "text", ("kto", "kto_text")
-# Fields that are neither texts nor messages.
-NUMBERS = ("first_score", "second_score", "label")
+# Fields that the functions of formats check. Others are texts, or turns where has_messages.
+UNCHECKED = ("first_score", "second_score", "label", "system")
 
 # What to do about a column that is missing.
 MISSING = (
@@ -66,7 +66,7 @@ class Format(NamedTuple):
 
     @property
     def has_messages(self) -> bool:
-        """Whether fields are lists of messages. Otherwise, they are texts, apart from NUMBERS."""
+        """Whether fields may be lists of messages. Otherwise, they are texts."""
         return "system" in self.optional
 
 
@@ -77,8 +77,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
-        BadRow: A column is missing, null or of the wrong type, or the row has images, videos,
-            audio, or a system prompt or earlier turns that `columns` does not name.
+        BadRow: A column is missing, null or of the wrong type, or has what models do not read.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
@@ -91,10 +90,13 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
             cells = (_field(row, path, name, nullable=True) for path in column)
             texts = [checked_text(cell, name) for cell in cells if cell is not None]
             fields[name] = "\n".join(filter(None, texts))
-            continue
-        fields[name] = _field(row, column, name)
-        if not has_messages and name not in NUMBERS and fields[name] is not None:
+        else:
+            fields[name] = _field(row, column, name)
+        if not has_messages and name not in UNCHECKED and fields[name] is not None:
             checked_text(fields[name], name)
+    if has_messages:
+        for name in [name for name in fields if name not in UNCHECKED]:
+            fields[name] = turns_of_messages(fields[name], name)
     turns, chosen, rejected = FORMATS[format].record(**fields)
     # The column is read where a file has it; it has no meaning in texts.
     tools = tools_turns(row.get(TOOLS)) if has_messages else []
@@ -104,8 +106,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
 def columns_of(format: str, columns: Columns | None = None) -> Columns:
     """Return the columns of a format's fields: the config's, or the defaults if None.
 
-    Raises:
-        ValueError: columns has fields that the format does not have, or lacks required ones.
+    Fields that the format does not have, or requires, are a ValueError.
     """
     defaults, optional = FORMATS[format].columns, FORMATS[format].optional
     if columns is None:
@@ -130,9 +131,6 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Return {name: column} of the columns that reward functions receive.
 
     keep: {name: column}, or columns, whose names are the last keys of their paths.
-
-    Raises:
-        ValueError: Two columns have the same name.
     """
     if isinstance(keep, Mapping):
         return dict(keep)
@@ -143,11 +141,7 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
-    """Return the cells of a row in columns that reward functions read, each as JSON.
-
-    Raises:
-        BadRow: A column is missing, or a cell has no JSON form.
-    """
+    """Return the cells of a row in columns that reward functions read, each as JSON."""
     cells = []
     for path in keep:
         value = _field(row, path, path, nullable=True)
@@ -229,13 +223,12 @@ def _last_turn(prompt: str, chosen: str, rejected: str) -> Record:
 
 def _dialogues(chosen: str, rejected: str) -> Record:
     """Two dialogues that are equal up to their last responses."""
-    start, marker, response = chosen.rpartition(RESPONSE)
-    prompt, other = f"{start}{marker}", rejected[len(start) + len(marker) :]
-    if not marker:
+    end = chosen.rfind(RESPONSE) + len(RESPONSE)
+    if RESPONSE not in chosen:
         raise BadRow(f"chosen has no turn {RESPONSE.strip()!r}")
-    if not rejected.startswith(prompt) or RESPONSE in other:
+    if rejected[:end] != chosen[:end] or RESPONSE in rejected[end:]:
         raise DroppedRow("dialogues differ before the last response")
-    return parse_prompt(prompt), as_text(response), as_text(other)
+    return parse_prompt(chosen[:end]), as_text(chosen[end:]), as_text(rejected[end:])
 
 
 def _scored(prompt: str, first: str, second: str, first_score: Any, second_score: Any) -> Record:
@@ -263,63 +256,60 @@ def _vicuna(prompt: str, chosen: str) -> Record:
     return _prompt(turns, start), _with_space(chosen), None
 
 
-def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
+def _prompt(prompt: list[Turn], system: Any = None) -> list[Turn]:
+    """A prompt without a response: an instruction, or a list of messages."""
     if system:
         first = [("system", checked_text(system, "system"))]
-        if turns_of_messages(system, "system", "system") != first:
+        if turns_of_messages(system, "system") != first:
             raise BadRow("system is JSON of messages, expected text")
-        turns = [*first, *turns]
-    if not any(role == "user" for role, _ in turns):
+        prompt = [*first, *prompt]
+    if not any(role == "user" for role, _ in prompt):
         raise DroppedRow("no prompt")
-    return turns
+    return prompt
 
 
-def _messages(messages: Any, system: Any = None) -> Record:
+def _messages(messages: list[Turn], system: Any = None) -> Record:
     """A list of messages: the last response to learn is chosen; those before it are the prompt."""
-    turns = turns_of_messages(messages, "messages", "user")
+    trained = [number for number, turn in enumerate(messages) if is_trained(turn)]
+    turns = messages[: trained[-1] + 1] if trained else _until_response(messages)
+    return _prompt(turns[:-1], system), response_of(turns[-1]), None
+
+
+def _until_response(turns: list[Turn]) -> list[Turn]:
+    """Return turns up to the last response."""
     responses = [number for number, turn in enumerate(turns) if is_response(turn)]
     if not responses:
         raise DroppedRow("no response")
-    last = next((number for number in responses[::-1] if is_trained(turns[number])), responses[-1])
-    return _prompt(turns[:last], system), response_of(turns[last]), None
+    return turns[: responses[-1] + 1]
 
 
-def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None) -> Record:
+def _message_pairs(
+    chosen: list[Turn], rejected: list[Turn], prompt: Sequence[Turn] = (), system: Any = None
+) -> Record:
     """Two lists of messages, each the whole dialogue or what follows the prompt.
 
     Without a column of prompts, the rejected response may also stand alone.
     """
-    question = [] if prompt is None else turns_of_messages(prompt, "prompt", "user")
     dialogues = []
-    for name, value in (("chosen", chosen), ("rejected", rejected)):
-        turns = turns_of_messages(value, name, "assistant")
+    for name, turns in {"chosen": chosen, "rejected": rejected}.items():
         if not turns or not is_response(turns[-1]):
             raise BadRow(f"{name} does not end with a response")
-        dialogues.append([*question, *turns] if is_response(turns[0]) else turns)
-    (*turns, chosen), (*others, rejected) = dialogues
-    if turns != (others or turns):
+        dialogues.append([*prompt, *turns] if is_response(turns[0]) else turns)
+    (*question, good), (*others, bad) = dialogues
+    if question != (others or question):
         raise DroppedRow("dialogues differ before the last response")
-    return _prompt(turns, system), response_of(chosen), response_of(rejected)
+    return _prompt(question, system), response_of(good), response_of(bad)
 
 
-def _prompt_alone(prompt: Any, system: Any = None) -> Record:
-    """A prompt without a response: an instruction, or a list of messages."""
-    return _prompt(turns_of_messages(prompt, "prompt", "user"), system), None, None
-
-
-def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
+def _unpaired(messages: list[Turn], label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
-    is_good = is_one(label)
-    turns = turns_of_messages(messages, "messages", "user")
-    while turns and not is_response(turns[-1]):
-        turns.pop()
-    if not turns:
-        raise DroppedRow("no response")
-    prompt, response = _prompt(turns[:-1], system), response_of(turns[-1])
-    return (prompt, response, None) if is_good else (prompt, None, response)
+    is_good, turns = is_one(label), _until_response(messages)
+    return _unpaired_text([], turns, is_good, system)
 
 
-def _unpaired_text(prompt: Any, response: Any, label: Any, system: Any = None) -> Record:
+def _unpaired_text(
+    prompt: list[Turn], response: list[Turn], label: Any, system: Any = None
+) -> Record:
     """A prompt, a response and whether it is good, each a text or messages, as TRL has them."""
     turns, good, _ = _message_pairs(response, response, prompt, system)
     return (turns, good, None) if is_one(label) else (turns, None, good)
@@ -336,7 +326,7 @@ FORMATS = {
     "plain": Format(PAIR, _plain, ("rejected",)),
     "instruct": Format(PAIR, _instruct, ("rejected",)),
     "text": Format(_same("text"), lambda text: ([], text, None)),
-    "prompt": Format(_same("prompt"), _prompt_alone, SYSTEM),
+    "prompt": Format(_same("prompt"), lambda **prompt: (_prompt(**prompt), None, None), SYSTEM),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same("chosen", "rejected"), _dialogues),
     "scored": Format(SCORED, _scored),

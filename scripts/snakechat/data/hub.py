@@ -147,7 +147,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
         with (folder / CARD).open("rb") as file:
             found = METADATA.match(file.read(MAX_BYTES).decode("utf-8-sig", "replace"))
         metadata = load_yaml(found[1]) if found else None
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, AttributeError, LookupError, yaml.YAMLError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
 

@@ -20,15 +20,11 @@ def load_yaml(text: str) -> Any:
     """Return the values of a text.
 
     Raises:
-        ValueError: As root_node, or a value has the form of a date or a number, and is none.
-        yaml.YAMLError: The text is not YAML.
+        ValueError, yaml.YAMLError: As root_node.
+        AttributeError, LookupError: The text of a tag such as !!timestamp is none.
     """
     root = root_node(text)
-    try:
-        return None if root is None else yaml.CSafeLoader("").construct_document(root)
-    except (AttributeError, LookupError) as error:
-        # Of a tag such as !!timestamp, whose text is none.
-        raise ValueError(f"a value does not fit its tag ({error})") from None
+    return None if root is None else yaml.CSafeLoader("").construct_document(root)
 
 
 def root_node(text: str) -> yaml.Node | None:

@@ -4,8 +4,8 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import json
-import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
     return weights + matching("*.json", *TEXTS, "*.model", "*.jinja")
 
 
+def is_pointer(path: Path) -> bool:
+    """Return whether a file is what Git without LFS has in place of a large file."""
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
+
+
 def check_files(folder: Path) -> None:
     """Check the files of a model for what the libraries do not report, or without naming the file.
 
@@ -52,39 +58,30 @@ def check_files(folder: Path) -> None:
         InputError: A file is a pointer of Git LFS or damaged, the config names too many layers, or
             the config or a file of the tokenizer is missing.
     """
-    paths = sorted(folder.iterdir())
-    for path in paths:
-        with path.open("rb") as file:
-            start = file.read(len(LFS_POINTER))
-        if start == LFS_POINTER:
+    names = {path.name for path in folder.iterdir()}
+    for name in sorted(names):
+        if is_pointer(folder / name):
             raise InputError(
-                f"{path.name} is a Git LFS pointer instead of the file: run git lfs pull in its"
+                f"{name} is a Git LFS pointer instead of the file: run git lfs pull in its"
                 " repository"
             )
-        # The end of a zip file, as torch saves weights, has the list of its parts.
-        if path.suffix == ".bin" and start.startswith(b"PK") and not zipfile.is_zipfile(path):
-            raise InputError(f"{path.name} is truncated: download it again")
-        if path.suffix == ".json":
+        if name.endswith(".json"):
             try:
-                content = json.loads(path.read_bytes())
-                problem = layers_problem(content) if path.name == "config.json" else None
+                content = json.loads((folder / name).read_bytes())
+                problem = layers_problem(content) if name == "config.json" else None
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{path.name} is damaged ({error}): download it again") from None
+                raise InputError(f"{name} is damaged ({error}): download it again") from None
             if problem:
                 raise InputError(f"config.json has {problem}")
-    names = {path.name for path in paths}
-    if "config.json" not in names:
-        raise InputError("config.json is missing: add it from the repository of the model")
-    if any(path.suffix == ".model" for path in paths) or "tokenizer.json" in names:
-        return
-    if len(missing := BYTE_PAIRS - names) == 1:
-        raise InputError(f"{missing.pop()} is missing: add it from the repository of the model")
-    # transformers would make an empty one.
-    if names.isdisjoint(TOKENIZERS):
-        raise InputError(
-            "the tokenizer is missing: add tokenizer.json, vocab.json and merges.txt, or"
-            " tokenizer.model from the repository of the model"
-        )
+    missing = {"config.json"} - names
+    if "tokenizer.json" not in names and not any(name.endswith(".model") for name in names):
+        # transformers would make an empty one.
+        if names.isdisjoint(TOKENIZERS):
+            missing |= {"the tokenizer (tokenizer.json, vocab.json with merges.txt, or a *.model)"}
+        elif not names.isdisjoint(BYTE_PAIRS):
+            missing |= BYTE_PAIRS - names
+    if missing:
+        raise InputError(f"{min(missing)} is missing: add it from the repository of the model")
 
 
 def layers_problem(config: Any) -> str | None:
@@ -122,11 +119,10 @@ def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> An
 
 def read_model_config(folder: Path) -> dict[str, Any] | None:
     """Return config.json of a model folder, or None if it cannot be read."""
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         keys = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return keys if isinstance(keys, dict) else None
+        return keys if isinstance(keys, dict) else None
+    return None
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
@@ -146,14 +142,12 @@ def model_problem(config: Mapping[str, Any], scores: bool) -> str | None:
             f"is a multimodal model ({config.get('model_type')}), expected a model of text only:"
             f" use a checkpoint of {text.get('model_type') or 'its text model'}"
         )
-    if not scores:
+    if not scores and is_classifier(config):
         return (
             "is a sequence classifier, expected a language model: use it as a reward model"
             " (reward: models/NAME), or use another model here"
-            if is_classifier(config)
-            else None
         )
-    if not config.get("architectures"):
+    if not scores or not config.get("architectures"):
         return None
     if not is_classifier(config):
         found = ", ".join(config["architectures"])

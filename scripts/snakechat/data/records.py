@@ -70,7 +70,9 @@ def record_digest(texts: Texts) -> bytes:
 def write_split(
     path: Path, rows: Iterable[tuple[Any, ...] | str], kept: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write the records of a split; return how many there are, and the dropped ones by reason.
+    """Write the records of a split; return the numbers of these, and of dropped ones by reason.
+
+    Of the records, `repeated_prompts` have the prompt of an earlier one.
 
     Args:
         rows: Records, each followed by its kept cells; a dropped one is its reason.
@@ -154,25 +156,17 @@ def read_digests(path: str | Path) -> list[bytes]:
     return pq.read_table(path, columns=[DIGEST])[DIGEST].to_pylist()
 
 
-def texts_path(folder: Path, split: str) -> Path:
-    """Return the file with the texts of a split."""
-    return folder / f"{split}.texts.parquet"
-
-
 @contextmanager
 def open_prompt_texts(
     folder: Path, split: str, kept: Sequence[str]
 ) -> Iterator[Callable[[Batch, Sequence[bool]], None]]:
-    """Open the texts of a split for writing; yield a function that appends records.
-
-    The function takes a batch of records, and for each of them whether it is valid. Invalid ones
-    are skipped.
+    """Open the texts of a split for writing; yield a function that appends valid rows of a batch.
 
     kept: Names of the columns that datasets keep.
     """
-    columns = [(PROMPT, TURNS), *((f"{KEPT}{name}", pa.string()) for name in kept)]
-    schema = pa.schema(columns)
-    with pq.ParquetWriter(texts_path(folder, split), schema, compression="zstd") as file:
+    schema = pa.schema([(PROMPT, TURNS), *((f"{KEPT}{name}", pa.string()) for name in kept)])
+    path = folder / f"{split}.texts.parquet"
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
         def write(records: Batch, is_valid: Sequence[bool]) -> None:
             nothing = [None] * len(is_valid)
@@ -186,7 +180,7 @@ class PromptTexts:
     """The texts of a split, by row number. They are read when the first one is needed."""
 
     def __init__(self, folder: Path, split: str) -> None:
-        self.path = texts_path(folder, split)
+        self.path = folder / f"{split}.texts.parquet"
 
     @cached_property
     def table(self) -> pa.Table:
@@ -240,9 +234,8 @@ def open_scored_responses(path: Path) -> Iterator[Callable[[Sequence[ScoredPromp
 
 def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:
     """Yield the prompts of a file in their order."""
-    file = pq.ParquetFile(path)
-    for group in range(file.num_row_groups):
-        for row in file.read_row_group(group).to_pylist():
+    for batch in pq.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
             yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
 
 
@@ -266,15 +259,10 @@ def write_records(
 ) -> None:
     """Write SPLIT.parquet of each split, and stats.json; record sizes and dropped rows.
 
-    The statistics have the number of records, and of those whose prompt an earlier one has.
-
     Args:
-        splits: The records of each split, with their kept cells; a dropped one is its reason.
-        advice: What to do if none is left.
+        splits: The rows of each split as in write_split.
+        advice: What to do if none is left, which is an error.
         kept: Names of the columns that records keep.
-
-    Raises:
-        InputError: No record of a split is left.
     """
     stats = {}
     job.facts |= {"dropped": {}, "size": {}}
@@ -311,17 +299,14 @@ def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:
 
 
 def split_rows(groups: np.ndarray, weights: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Split rows among phases, so that the rows of a group belong to one phase.
+    """Return the row numbers (int64) of each phase, in the order of a permutation of groups.
 
-    Phases are consecutive slices of DeepSpeed-Chat's permutation, if each row is a group.
+    The rows of a group belong to one phase. If each row is a group, phases are consecutive slices
+    of DeepSpeed-Chat's permutation.
 
     Args:
         groups: Group of each row, as a number.
         weights: Relative numbers of groups of the phases.
-        seed: Seed of the permutation of groups.
-
-    Returns:
-        For each phase its row numbers (int64), in the order of the permutation.
     """
     # Number groups by first appearance, so that the split does not depend on the values.
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
@@ -353,11 +338,8 @@ def removed_rows(
     """Return the ascending numbers of the rows of each split that a dataset removes.
 
     Args:
-        settings: The part of the spec that may have `exclude`, a list of digests.
+        settings: The part of the spec that may have `exclude`, digests of rows that must exist.
         paths: The records of each split.
-
-    Raises:
-        InputError: No row has one of the digests.
     """
     if "exclude" not in settings:
         return dict.fromkeys(paths, np.empty(0, np.int64))

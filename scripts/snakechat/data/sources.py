@@ -18,6 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -25,10 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snakechat.data.cells import CONTEXT, MEDIA, BadRow, parse_json
-from snakechat.data.dataset_files import check_kinds, kind_of
+from snakechat.data.dataset_files import checked_kind
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import MISSING
-from snakechat.data.model_files import LFS_POINTER
+from snakechat.data.model_files import is_pointer
 from snakechat.workflow.errors import InputError
 
 # Row number from 1, and the row: a dict, or a BadRow in its place.
@@ -66,23 +67,19 @@ DAMAGES += (EOFError, OSError, ValueError, RecursionError)
 def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
     """Yield the number, from 1, of each row of a file, and the row or a BadRow in its place.
 
-    Args:
-        path: A file whose name ends in one of the kinds in READERS.
-        columns: Columns, or paths into them, to read; defaults to all. Only parquet and arrow skip
-            the others.
+    columns: Columns, or paths into them, to read; defaults to all. Only parquet and arrow skip the
+        others.
 
     Raises:
         InputError: The file is damaged or truncated, is of an unknown kind, or lacks rows or one of
             the columns.
     """
     path, number = Path(path), 0
-    check_kinds([path])
-    with path.open("rb") as file:
-        start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
+    reader = READERS[checked_kind(path)]
+    if is_pointer(path):
         raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
-        for number, row in READERS[str(kind_of(path))](path, columns):
+        for number, row in reader(path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
@@ -138,11 +135,7 @@ def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:
 
 
 def _select_columns(path: Path, names: list[str], columns: Collection[str] | None) -> list[str]:
-    """Return the names of the columns to read: also tools, system, history, images and the like.
-
-    Raises:
-        InputError: The file lacks a column.
-    """
+    """Return the names of the columns to read: also tools, system, history, images and the like."""
     if columns is None:
         return names
     required = {column if column in names else column.split(".")[0] for column in columns}
@@ -165,38 +158,30 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _rows_of(batches: Iterable[Any]) -> Rows:
-    number = 0
-    for batch in batches:
-        try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError):
-            # Convert row by row to find the bad ones.
-            rows = [_row_of(batch.slice(index, 1)) for index in range(batch.num_rows)]
-        for row in rows:
-            number += 1
-            yield number, row
+    return enumerate(chain.from_iterable(map(_rows_of_batch, batches)), start=1)
 
 
-def _row_of(batch: Any) -> Any:
+def _rows_of_batch(batch: Any) -> list[Any]:
     try:
-        return batch.to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return BadRow(f"text that is not UTF-8: {error.object[error.start : error.start + 20]!r}")
-    # Dates outside Python's range.
+        rows: list[Any] = batch.to_pylist()
+        return rows
+    # Overflow: of dates outside Python's range.
     except (ValueError, OverflowError) as error:
-        return BadRow(f"{error}")
+        if batch.num_rows > 1:
+            # Row by row, to find the bad ones.
+            parts = (batch.slice(index, 1) for index in range(batch.num_rows))
+            return [row for part in parts for row in _rows_of_batch(part)]
+        if isinstance(error, UnicodeDecodeError):
+            text = error.object[error.start : error.start + 20]
+            return [BadRow(f"text that is not UTF-8: {text!r}")]
+        return [BadRow(str(error))]
 
 
 # --- text -----------------------------------------------------------------------------------
 
 
 def _open_bytes(path: Path) -> io.BufferedReader:
-    """Open a file that may be compressed.
-
-    Raises:
-        InputError: The text is in UTF-16.
-        ValueError: The name says that the file is compressed, and it is neither that nor text.
-    """
+    """Open a file that may be compressed, whatever its name says."""
     with path.open("rb") as plain:
         start = plain.read(6)
     for magic, opener in COMPRESSIONS.items():
@@ -204,8 +189,6 @@ def _open_bytes(path: Path) -> io.BufferedReader:
             return io.BufferedReader(opener(path))
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
-    if b"\0" in start and kind_of(path.stem):
-        raise ValueError("expected a compressed file")
     return path.open("rb")
 
 
@@ -213,13 +196,8 @@ def _text_of(file: BinaryIO) -> TextIO:
     return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _read_lines(path: Path, _: Collection[str] | None) -> Rows:
-    """Read one object per line; empty lines are skipped but counted."""
-    with _open_bytes(path) as file:
-        yield from _rows_of_lines(file)
-
-
 def _rows_of_lines(file: BinaryIO) -> Rows:
+    """Yield one object per line; empty lines are skipped but counted."""
     # Bytes split at \n only: U+2028 is text.
     for number, line in enumerate(file, start=1):
         if line.strip():
@@ -234,29 +212,27 @@ def _parsed(text: str) -> Any:
         return BadRow(f"invalid JSON: {error}")
 
 
-def _read_json(path: Path, _: Collection[str] | None) -> Rows:
+def _read_json(path: Path, _: Collection[str] | None, only_lines: bool = False) -> Rows:
     """Read an array of objects, or one object per line: such files are often named .json too.
 
-    Raises:
-        InputError: The file is neither, such as an object over several lines with the rows in it.
-        ValueError: As _items.
+    Neither is, for example, an object over several lines with the rows in it.
     """
     with _open_bytes(path) as file:
-        is_array = file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
+        is_array = not only_lines and file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
         rows = enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
-        for index, (number, row) in enumerate(rows):
-            if index == 0 and isinstance(row, BadRow) and row.reason.startswith("invalid JSON: E"):
+        is_first = not only_lines
+        for number, row in rows:
+            if is_first and str(row).startswith("invalid JSON: E"):
                 raise InputError(f"{path}: expected an array of objects or one object per line")
+            is_first = False
             yield number, row
 
 
 def _items(file: TextIO) -> Iterator[Any]:
     """Yield the items of a JSON array, of which a few megabytes are held at a time.
 
-    Raises:
-        ValueError: Text follows the array, or an item is invalid or too long. The items after it
-            cannot be found.
-        RecursionError: An item is nested too deeply.
+    Nothing tells where the items start that follow an invalid one: it is a ValueError, or a
+    RecursionError if it is nested too deeply.
     """
     decoder = json.JSONDecoder()
     # Characters that have been read, and the position of the first that has not been used.
@@ -290,12 +266,7 @@ def _items(file: TextIO) -> Iterator[Any]:
 
 
 def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",") -> Rows:
-    """Read rows with the columns of the header.
-
-    Raises:
-        csv.Error: A quotation mark is at a wrong place or has no end, or a cell is too long.
-        InputError: The header has one of the columns to read twice.
-    """
+    """Read rows with the columns of the header; misplaced quotation marks are errors."""
     csv.field_size_limit(MAX_CELL)
     with _open_bytes(path) as data, _text_of(data) as file:
         reader = csv.reader(file, strict=True, delimiter=delimiter)
@@ -316,7 +287,7 @@ def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",")
 READERS: dict[str, Callable[[Path, Collection[str] | None], Rows]] = {
     "parquet": _read_parquet,
     "arrow": _read_arrow,
-    "jsonl": _read_lines,
+    "jsonl": partial(_read_json, only_lines=True),
     "json": _read_json,
     "csv": _read_csv,
     "tsv": partial(_read_csv, delimiter="\t"),

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from snakechat.config.recipes import Config, ConfigError, JobId
 from snakechat.config.sections import judge_settings
 from snakechat.data.dataset_files import (
-    check_kinds,
     check_link,
+    checked_kind,
     local_paths,
     saved_splits,
     split_files,
@@ -163,7 +163,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
         if not source.exists():
             raise InputError("it does not exist")
         if source.is_file():
-            check_kinds([source.name])
+            checked_kind(source.name)
             splits, unread = {"train": [source.name]}, set(selection)
         elif "train" not in selection and (saved := saved_splits(source)):
             splits = train_and_eval(saved, selection.get("split", {}), local_paths(source))
