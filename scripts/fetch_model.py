@@ -73,10 +73,9 @@ def copy_model(source: Path, folder: Path) -> None:
     have are not copied.
 
     Raises:
-        InputError: the weights do not match the config: transformers would initialize missing ones
-            at random; a file is missing or damaged, or has pickled objects other than tensors,
-            which are never loaded; files of two formats have other weights; or the model is a
-            classifier that cannot score responses.
+        InputError: The weights do not match the config: transformers would initialize missing ones
+            at random; a file is missing or damaged, or has pickled objects; files of two formats
+            differ; or the model is a classifier that cannot score responses.
     """
     keys = read_model_config(source) or {}
     of_classifier = is_classifier(keys)

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import ExitStack
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
@@ -18,7 +19,7 @@ from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.dialogues import SPLITS, Turn
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import PromptTexts, ScoredPrompt, open_scored_responses
+from snakechat.data.records import SCORED, PromptTexts, ScoredPrompt, scored_table
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.errors import in_batches
@@ -49,8 +50,8 @@ def main(job: Job[GenerationSettings]) -> None:
         unreadable: Counter[str] = Counter()
         with ExitStack() as stack:
             if rank() == 0:
-                file = open_scored_responses(job.result / f"{split}.parquet")
-                write = stack.enter_context(file)
+                path = job.result / f"{split}.parquet"
+                file = stack.enter_context(pq.ParquetWriter(path, SCORED, compression="zstd"))
             for rows in in_batches(split, "prompts", len(prompts), BATCH_SIZE):
                 sampled = [
                     [responses[row * generations + number].tolist() for row in rows]
@@ -65,7 +66,8 @@ def main(job: Job[GenerationSettings]) -> None:
                 all_scores += scores.sum.tolist()
                 unreadable.update(scores.unreadable)
                 if rank() == 0:
-                    write(scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist()))
+                    scored = scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist())
+                    file.write_table(scored_table(scored))
         if rank() == 0:
             print(f"{split}: {len(prompts):,} prompts, mean score {np.nanmean(all_scores):.3f}")
             if judges:

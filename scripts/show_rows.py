@@ -49,9 +49,7 @@ def main() -> None:
     numbers = range(arguments.row, min(arguments.row + arguments.n, len(rows)))
     if not numbers:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
-    summary = f"{len(rows):,} rows"
-    if train_on:
-        summary += f"; train_on: {train_on}"
+    summary = f"{len(rows):,} rows" + (f"; train_on: {train_on}" if train_on else "")
     for kind in ("truncated", "dropped"):
         counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
@@ -71,13 +69,11 @@ def marked(tokens: Tokens, marks: tuple[tuple[str, str], ...]) -> Iterator[str]:
     """Yield the text of tokens with marks around those that count in the loss or are special."""
     (loss, no_loss), (special, no_special) = marks
     for counts, run in groupby(tokens.tokens, lambda token: token.counts):
-        text = "".join(
-            f"{special}{printable_text(each.text)}{no_special}"
-            if each.is_special
-            else printable_text(each.text)
-            for each in run
-        )
-        yield f"{loss}{text}{no_loss}" if counts else text
+        yield loss if counts else ""
+        for each in run:
+            text = printable_text(each.text)
+            yield f"{special}{text}{no_special}" if each.is_special else text
+        yield no_loss if counts else ""
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ def fetch(
 
     Args:
         repository: OWNER/NAME on the hub.
-        kind: Type of the repository.
         revision: Branch, tag or commit.
         choose: Selects the paths to download, in groups, from the sorted paths of the repository;
             offline, from those in the cache. Its second argument is the folder with the card.

@@ -5,6 +5,8 @@ merges (`<<: *name`) repeat values, each level of them as often as the text says
 60 (`1:30:00`) takes time that grows with the square of its length.
 """
 
+import math
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -48,30 +50,22 @@ def root_node(text: str) -> yaml.Node | None:
     return root
 
 
-def _count(node: yaml.Node, counts: dict[yaml.Node, int], limit: int) -> int:
-    """Return how many values a node stands for.
+def _count(node: yaml.Node, counts: dict[yaml.Node, float], limit: int) -> float:
+    """Return how many values a node stands for, at most `limit`.
 
-    Args:
-        counts: The numbers of the nodes that were counted; 0 while one is being counted.
-        limit: What is too many.
+    counts: The numbers of the nodes that were counted; infinity while one is being counted.
     """
-    if node in counts:
-        if not counts[node]:
-            raise ValueError("an alias contains itself: remove it")
-        return counts[node]
-    counts[node] = 0
-    if isinstance(node, yaml.ScalarNode):
-        digits, most = len(node.value), MAX_DIGITS.get(node.tag)
-        if most is not None and digits > most:
-            raise ValueError(f"a number has {digits:,} digits, at most {most:,}")
-        counts[node] = 1
-        return 1
-    children = node.value
-    if isinstance(node, yaml.MappingNode):
-        children = [each for pair in children for each in pair]
-    counts[node] = 1 + sum(_count(child, counts, limit) for child in children)
+    if node not in counts:
+        counts[node] = math.inf
+        children = chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+        if isinstance(node, yaml.ScalarNode):
+            digits, most, children = len(node.value), MAX_DIGITS.get(node.tag), ()
+            if most is not None and digits > most:
+                raise ValueError(f"a number has {digits:,} digits, at most {most:,}")
+        counts[node] = 1 + sum(_count(child, counts, limit) for child in children)
     if counts[node] > limit:
         raise ValueError(
-            f"aliases and merges (*NAME) repeat more than {MAX_REPEATED:,} values: remove some"
+            f"aliases and merges (*NAME) repeat more than {MAX_REPEATED:,} values, or one contains"
+            " itself: remove some"
         )
     return counts[node]

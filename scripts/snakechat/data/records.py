@@ -1,11 +1,10 @@
 """Records: the turns of the prompt, chosen and rejected of each row, in a parquet file.
 
-The prompt is a list of {"role", "content"}; chosen and rejected are texts. rejected is null in
-datasets without pairs, and chosen in those without responses; a single response that is labelled
-good is chosen, one that is labelled bad is rejected. A text that is not a dialogue is chosen, and
-its prompt is empty. The column `digest` identifies a row by its texts: scripts/find_row.py searches
-it. A column that a dataset keeps for reward functions follows as kept_NAME, with cells in JSON.
-Files are written and read one row group at a time, so that a dataset need not fit into memory.
+The prompt is a list of {"role", "content"}; chosen and rejected are texts or null, as Record in
+snakechat.data.dialogues has them. The column `digest` identifies a row by its texts:
+scripts/find_row.py searches it. A column that a dataset keeps for reward functions follows as
+kept_NAME, with cells in JSON. Files are written and read one row group at a time, so that a dataset
+need not fit into memory.
 
 The prompts of RLHF are also kept as text, for reward functions and for reward models with another
 tokenizer: SPLIT.texts.parquet has a row for each row of the ragged array of prompts, with `prompt`,
@@ -220,16 +219,9 @@ class ScoredPrompt(NamedTuple):
     scores: list[float]
 
 
-@contextmanager
-def open_scored_responses(path: Path) -> Iterator[Callable[[Sequence[ScoredPrompt]], None]]:
-    """Open a file for writing; yield a function that appends prompts."""
-    with pq.ParquetWriter(path, SCORED, compression="zstd") as file:
-
-        def write(prompts: Sequence[ScoredPrompt]) -> None:
-            rows = [prompt._asdict() for prompt in prompts]
-            file.write_table(pa.Table.from_pylist(rows, SCORED))
-
-        yield write
+def scored_table(prompts: Sequence[ScoredPrompt]) -> pa.Table:
+    """Return prompts as rows of a file."""
+    return pa.Table.from_pylist([prompt._asdict() for prompt in prompts], SCORED)
 
 
 def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:

@@ -1,9 +1,11 @@
 """Scored responses: their file, and the records that are selected from them."""
 
+import pyarrow.parquet as pq
 import pytest
 
 from select_responses import select_record
-from snakechat.data.records import ScoredPrompt, open_scored_responses, read_scored_responses
+from snakechat.data import records
+from snakechat.data.records import ScoredPrompt, read_scored_responses
 
 # The best response did not end; of two equal ones, the first is taken.
 SCORED = ScoredPrompt(
@@ -16,9 +18,9 @@ SCORED = ScoredPrompt(
 
 def test_prompts_are_read_as_they_were_written(tmp_path):
     other = ScoredPrompt([], ["\n\u2028", "é"], [False, True], [0.1, -1e300])
-    with open_scored_responses(tmp_path / "train.parquet") as write:
-        write([SCORED, other])
-        write([SCORED])
+    with pq.ParquetWriter(tmp_path / "train.parquet", records.SCORED) as file:
+        for prompts in ([SCORED, other], [SCORED]):
+            file.write_table(records.scored_table(prompts))
     assert list(read_scored_responses(tmp_path / "train.parquet")) == [SCORED, other, SCORED]
 
 
