@@ -5,7 +5,7 @@ stats.json.
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +59,23 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
 
     Records what the card declares, and the commit of a repository of the Hub.
     """
-    splits: dict[str, list[str]] = {}
     settings = vars(job.settings)
+    splits: Mapping[str, Sequence[str]]
     if "hub" in settings:
         hub = settings["hub"]
-        place = f"datasets.{job.spec['name']}: {hub}"
-        folder, splits = fetch(
-            *(hub, "dataset", settings["revision"]),
-            lambda paths, folder: split_files(paths, settings, card_configs(folder), place),
-        )
+
+        def choose(paths: list[str], folder: Path) -> dict[str, list[str]]:
+            place = f"datasets.{job.spec['name']}: {hub}"
+            return split_files(paths, settings, card_configs(folder), place)
+
+        folder, splits = fetch(hub, "dataset", settings["revision"], choose)
         job.facts |= {"commit": folder.name, **card_facts(folder)}
     else:
-        folder = Path(job.options.source)
+        found: dict[str, list[str]] = {}
         for name in job.spec["files"]:
             split, _, relative = name.partition("/")
-            splits.setdefault(split, []).append(relative)
+            found.setdefault(split, []).append(relative)
+        folder, splits = Path(job.options.source), found
         job.facts |= settings["card"]
     return {split: {path: folder / path for path in splits[split]} for split in splits}
 

@@ -110,6 +110,14 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"{error}, found {found!r}") from None
 
 
+def json_of(value: Any, name: str) -> str:
+    """Return a value as JSON text, in the order of its keys."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"{name} has no JSON form: {error}") from None
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # The json module keeps the last value.
     if len(found := dict(pairs)) == len(pairs):
@@ -121,10 +129,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check_columns(row: Mapping[str, Any], read: Collection[str]) -> None:
     """Raise BadRow for media, a system prompt or earlier turns in columns that are not read."""
     for key, value in row.items():
-        if key in read or _is_empty(value):
-            continue
-        _reject_media("the row", key)
-        if key in CONTEXT:
+        may_be_missed = key not in read and (key in CONTEXT or MEDIA.fullmatch(key))
+        if may_be_missed and not _is_empty(value):
+            _reject_media("the row", key)
             raise BadRow(
                 f"the row has {key}, which is not read: name it in `columns`, write the row as a"
                 " list of messages, or remove the column"
@@ -163,7 +170,7 @@ def turns_of_messages(value: Any, name: str) -> list[Turn]:
 def tools_turns(value: Any) -> list[Turn]:
     """Return the turn with the tools of a dialogue, as chat templates read them, if it has any."""
     tools = [{"type": "function", "function": each} for _, each in _functions(value, TOOLS)]
-    return [(TOOLS, _json(tools))] if tools else []
+    return [(TOOLS, json_of(tools, TOOLS))] if tools else []
 
 
 def response_of(turn: Turn) -> str:
@@ -208,7 +215,8 @@ def _turn(message: Any, name: str) -> Turn:
         if not more:
             return UNTRAINED, text
         more["weight"] = 0
-    return (MESSAGE, _json({"role": role, "content": text, **more})) if more else (role, text)
+    message = {"role": role, "content": text, **more}
+    return (MESSAGE, json_of(message, name)) if more else (role, text)
 
 
 def _text_of_part(part: Any, name: str) -> str:
@@ -284,7 +292,7 @@ def _functions(value: Any, name: str) -> Iterator[tuple[dict[str, Any], dict[str
     for each in filter(None, _objects(value, name)):
         function = each.get("function", each)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{name} has no name of a function: {_json(each)}")
+            raise BadRow(f"{name} has no name of a function: {json_of(each, name)}")
         yield each, function
 
 
@@ -319,11 +327,3 @@ def _parsed(text: str, name: str, expected: str = "JSON") -> Any:
         return parse_json(text)
     except ValueError as error:
         raise BadRow(f"{name} is text, but not {expected}: {error}") from None
-
-
-def _json(value: Any) -> str:
-    """Return a value as JSON text, in the order of its keys."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise BadRow(f"a message or a tool has no JSON form: {error}") from None

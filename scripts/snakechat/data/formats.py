@@ -5,7 +5,6 @@ column may be a path into structs and lists: answers.ja.0.text. Standard library
 imports this module while it plans.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from snakechat.data.cells import (
     checked_number,
     checked_text,
     is_one,
+    json_of,
     response_of,
     tools_turns,
     turns_of_messages,
@@ -142,14 +142,7 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
     """Return the cells of a row in columns that reward functions read, each as JSON."""
-    cells = []
-    for path in keep:
-        value = _field(row, path, path, nullable=True)
-        try:
-            cells.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise BadRow(f"column {path}: {error}") from None
-    return cells
+    return [json_of(_field(row, path, path, nullable=True), path) for path in keep]
 
 
 def with_instructions(prompt: list[Turn], template: str | None, system: str | None) -> list[Turn]:

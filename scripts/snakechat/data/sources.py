@@ -258,11 +258,8 @@ def _items(file: TextIO) -> Iterator[Any]:
                 f"an item is invalid or longer than {MAX_ITEM:,} characters: {problem}"
             )
         text, start = (text[start:] + chunk).lstrip(SPACE), 0
-    rest = text[end:]
-    while rest:
-        if rest.strip(SPACE):
-            raise ValueError("text follows the array")
-        rest = file.read(CHUNK)
+    if any(rest.strip(SPACE) for rest in chain([text[end:]], iter(partial(file.read, CHUNK), ""))):
+        raise ValueError("text follows the array")
 
 
 def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",") -> Rows:
