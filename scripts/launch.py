@@ -4,19 +4,15 @@
 
 A node without GPUs has one process on its CPU. One process is plain Python; torchrun starts several
 processes of a node. For several nodes, this program starts itself on each node as a step of its
-Slurm job (srun). On Kubernetes, a PyTorchJob starts it on each node. In both cases the environment
-has the number of the node (PET_NODE_RANK or RANK) and the address of the first one (PET_MASTER_ADDR
-and PET_MASTER_PORT, or without PET_).
+Slurm job (srun). On Kubernetes, a PyTorchJob starts it on each node. Options before the program are
+options of torchrun, which replace the placement.
 
-The placement's `environment` comes first: variables for the network of a cluster, such as
+The placement's `environment` has variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables
-of the user's shell that change how libraries compute are removed before. Options before the program
-are options of torchrun, which replace the placement.
+of the user's shell that change how libraries compute are removed before.
 
 This program locks the job, and completes and publishes what its program wrote
-(snakechat.workflow.publishing). A result that exists already is linked, and no process is started.
-Otherwise the log of the last run, whose path is in SNAKECHAT_LOG, is emptied. Processes run within
-the limits of their job (scripts/confined.py).
+(snakechat.workflow.publishing). Processes run within the limits of their job (confined.py).
 
 A training on GPUs whose placement has `auto` may run out of memory, or be killed for it. This
 program stays, and starts its processes again with a placement that needs less memory
@@ -27,43 +23,47 @@ killed cannot report anything: this program reports it.
 """
 
 import fcntl
+import json
 import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import selected_code
-from snakechat.workflow.commands import child_process, exit_code
+from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.manifest import planned_files
-from snakechat.workflow.processes import (
-    SERIAL,
-    Placement,
-    parse_options,
-    parse_placement,
-    prepare_environment,
-    set_threads,
-)
+from snakechat.workflow.processes import SERIAL, Placement, RunOptions, prepare_environment
 from snakechat.workflow.publishing import prepare, publish_result
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Variables with the number of CPU threads of the libraries that a process loads.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 # Seconds that processes have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
 # Seconds that a node waits, after its processes have failed, for another node to note why.
 NODES_TIMEOUT = 60
+
+
+class Node(NamedTuple):
+    """A node of several: its number, and the address and the port of the first one."""
+
+    number: int
+    address: str
+    port: int
 
 
 @one_line_errors()
@@ -80,53 +80,59 @@ def main() -> None:
     is_inner = not spec_file or PREPARED in os.environ
     if group and is_inner:
         run_torchrun([*group, *command])
-    placement = parse_placement(word_after("--placement", command, "{}"))
-    options = parse_options(word_after("--options", command, "{}"))
+    placement = Placement(**json.loads(word_after("--placement", command, "{}")))
+    options = RunOptions(**json.loads(word_after("--options", command, "{}")))
     os.environ.update(placement.environment or {})
-    # torchrun's options replace the placement.
-    nodes = 1 if group else placement.nodes
-    is_node = bool(group) or options_of_this_node() is not None or nodes == 1
+    has_nodes = placement.nodes > 1 and not group
+    node = this_node() if has_nodes else None
 
     def launch() -> int:
-        if not is_node:
-            return run(slurm_step(placement))[0]
-        return run_processes(command, placement, group)
-
-    if is_inner:
-        sys.exit(launch())
-    connects = bool(group) or placement.num_processes > 1
-    # Nodes that an operator of Kubernetes started have to decide the same.
-    node = node_number() if nodes > 1 and is_node else None
+        if has_nodes and not node:
+            return run_child(slurm_step(placement))[0]
+        return run_processes(command, placement, group, node)
 
     def make_result() -> int:
         started = time.time()
-        job = prepare(spec_file, command[0], placement, options, connects, node)
+        connects = bool(group) or placement.num_processes > 1
+        # Nodes that an operator of Kubernetes started have to decide the same.
+        number = node.number if node else None
+        job = prepare(spec_file, command[0], placement, options, connects, number)
         if job is None:
             return 0
         # A command of a user reads copies of its files.
-        is_apart = node or "command" in job.spec["settings"]
+        is_apart = number or "command" in job.spec["settings"]
         with planned_files({} if is_apart else external_files(job)):
             code = launch()
-        if code == 0 and not node:
+        if code == 0 and not number:
             publish_result(job, started)
         return code
 
-    sys.exit(report_errors(make_result, spec_file))
+    sys.exit(launch() if is_inner else report_errors(make_result, spec_file))
 
 
-def run_processes(command: Sequence[str], placement: Placement, group: Sequence[str]) -> int:
+def word_after(option: str, command: Sequence[str], default: str) -> str:
+    """Return the value of an option of a command, or a default if it has no such option."""
+    return command[command.index(option) + 1] if option in command else default
+
+
+def run_processes(
+    command: Sequence[str], placement: Placement, group: Sequence[str], node: Node | None
+) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
-    group: torchrun's options, which replace the placement.
+    Args:
+        command: The program and its arguments.
+        placement: Where and how the job runs.
+        group: torchrun's options, which replace the placement.
+        node: This node, if the job has several.
     """
-    nodes, gpus, threads = placement.nodes, placement.gpus_per_node, placement.threads
+    gpus, threads = placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
     # their number: there, the placement decides.
     if gpus or placement == SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
     spec_file = word_after("--spec", command, "")
-    spec: dict[str, Any] = {"rule": "", "settings": {}}
-    spec |= read_spec(spec_file) if spec_file else {}
+    spec: dict[str, Any] = read_spec(spec_file) if spec_file else {"rule": "", "settings": {}}
     if gpus:
         claim_gpus(gpus)
         if not selected_code(spec["settings"])[1]:
@@ -136,33 +142,77 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
     # The command of a user starts its own processes.
     is_command = "command" in spec["settings"]
     processes = 1 if is_command else max(gpus, 1)
-    ladder = None if is_command else ladder_of(spec, placement)
-    set_threads(max(threads // processes, 1))
+    os.environ.update(dict.fromkeys(THREADS, str(max(threads // processes, 1))))
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
-    torchrun = [sys.executable, sys.argv[0]]
     # The program has a folder of its own for its temporary files and caches.
     with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:
         words = list(command)
         if limits := os.environ.get(LIMITS):
             words = [str(Path(__file__).with_name("confined.py")), limits, folder, *words]
-        if group:
-            return run([*torchrun, *group, *words])[0]
-        of_node = [f"--nproc-per-node={processes}", *words]
-        if ladder:
-            return run_on_rungs(ladder, nodes, torchrun, of_node)
-        if nodes * processes > 1 and not is_command:
-            return run([*torchrun, *group_options(nodes), *of_node])[0]
-        if nodes > 1:
-            prepare_node(nodes)
-        else:
-            for name in GROUP_VARIABLES:
-                os.environ.pop(name, None)
-        code, is_signalled = run([sys.executable, *words])
-    if code > 128 and not is_signalled:
+
+        def torchrun(number: int = 0) -> list[str]:
+            """Return the command that starts the processes for the n-th time."""
+            # torchrun chooses a free port of a single node. Each time has a port of its own.
+            options = ["--standalone"]
+            if node:
+                options = [f"--nnodes={placement.nodes}", f"--node-rank={node.number}"]
+                options += [f"--master-addr={node.address}", f"--master-port={node.port + number}"]
+            options = [*(group or options), *words]
+            return [sys.executable, sys.argv[0], f"--nproc-per-node={processes}", *options]
+
+        if goes_down(placement) and spec["rule"].startswith("train_") and not (is_command or group):
+            ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
+            return run_on_rungs(ladder, placement.nodes, torchrun)
+        if group or (not is_command and (node or processes > 1)):
+            return run_child(torchrun())[0]
+        for name in GROUP_VARIABLES:
+            os.environ.pop(name, None)
+        if node:
+            # By these, torchrun in the command of a user finds the other nodes.
+            for name, value in zip(("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), node, strict=True):
+                os.environ[f"PET_{name}"] = str(value)
+            # The first node completes the result.
+            os.environ.update(PET_NNODES=str(placement.nodes), RANK=str(node.number))
+        code, signals = run_child([sys.executable, *words])
+    if code > 128 and not signals:
         print(f"error: {describe_kill(command[0], code - 128)}", file=sys.stderr)
     return code
+
+
+def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Callable[[int], list[str]]) -> int:
+    """Run a training, again after each rung on which it ran out of memory; return its exit code.
+
+    torchrun: Returns the command that starts the processes for the n-th time.
+    """
+    if ladder.state == "trying":
+        # The whole job was killed while it tried this rung, possibly for its memory.
+        ladder.go_down()
+    while True:
+        started = ladder.number
+        # A process has noted the next rung; the others may wait for it.
+        code, signals = run_child(torchrun(started), partial(is_below, ladder, started))
+        ladder.read()
+        is_trying = ladder.state == "trying"
+        if signals and is_trying:
+            ladder.note("open")
+        if signals or code == 0:
+            return code
+        if code == 128 + signal.SIGKILL and is_trying and ladder.number == started:
+            print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
+            ladder.go_down()
+        deadline = time.monotonic() + (NODES_TIMEOUT if nodes > 1 else 0)
+        while not is_below(ladder, started):
+            if time.monotonic() >= deadline:
+                return code
+            time.sleep(1)
+
+
+def is_below(ladder: Ladder, number: int) -> bool:
+    """Return whether a training has gone down the ladder more often than a number of times."""
+    ladder.read()
+    return ladder.number > number
 
 
 def claim_gpus(number: int) -> None:
@@ -222,106 +272,14 @@ def describe_kill(program: str, number: int) -> str:
     return f"{program} was ended by {name}"
 
 
-def group_options(nodes: int, number: int = 0) -> list[str]:
-    """Return torchrun's options for the group of all processes, which starts for the n-th time."""
-    if nodes == 1:
-        # torchrun chooses a free port.
-        return ["--standalone"]
-    return [f"--nnodes={nodes}", *(options_of_this_node(number) or ())]
-
-
-def ladder_of(spec: Mapping[str, Any], placement: Placement) -> Ladder | None:
-    """Return the ladder of a job if it is a training that may go down, or None."""
-    if not goes_down(placement) or not spec["rule"].startswith("train_"):
-        return None
-    ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
-    if ladder.state == "trying":
-        # The whole job was killed while it tried this rung, possibly for its memory.
-        ladder.go_down()
-    return ladder
-
-
-def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Sequence[str]) -> int:
-    """Run a training, again after each rung on which it ran out of memory; return its exit code."""
-    while True:
-        started = ladder.number
-
-        def is_stepping_down(started: int = started) -> bool:
-            ladder.read()
-            return ladder.number > started
-
-        launcher = [*torchrun, *group_options(nodes, started), *words]
-        # A process has noted the next rung; the others may wait for it.
-        code, is_signalled = run(launcher, is_stepping_down)
-        ladder.read()
-        is_trying = ladder.state == "trying"
-        if is_signalled and is_trying:
-            ladder.note("open")
-        if is_signalled or code == 0:
-            return code
-        if code == 128 + signal.SIGKILL and is_trying and ladder.number == started:
-            print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
-            ladder.go_down()
-        for _ in range(NODES_TIMEOUT if nodes > 1 else 0):
-            if is_stepping_down():
-                break
-            time.sleep(1)
-        if ladder.number <= started:
-            return code
-
-
-def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) -> tuple[int, bool]:
-    """Run a command; return the code to exit with, and whether it got a signal of this process.
-
-    It has a session of its own, so that a Ctrl-C reaches it once. It inherits the lock of the job,
-    and ends with this process.
-
-    should_end: Called every second; the command gets SIGTERM once it returns True.
-    """
-    with child_process(command, start_new_session=True) as (process, received):
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1 if should_end else None)
-            if should_end and should_end():
-                process.terminate()
-                should_end = None
-    return exit_code(process), bool(received)
-
-
-def word_after(option: str, command: Sequence[str], default: str) -> str:
-    """Return the value of an option of a command, or a default if it has no such option."""
-    return command[command.index(option) + 1] if option in command else default
-
-
-def prepare_node(nodes: int) -> None:
-    """Set the variables by which torchrun, in the command of a user, finds the other nodes."""
-    node = str(node_number())
-    os.environ.update(PET_NNODES=str(nodes), PET_NODE_RANK=node)
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        os.environ[f"PET_{name}"] = first_variable(f"PET_{name}", name) or ""
-        os.environ.pop(name, None)
-    # The first node completes the result.
-    os.environ["RANK"] = node
-
-
-def options_of_this_node(number: int = 0) -> list[str] | None:
-    """Return torchrun's options for this node of several, or None if nothing started it as one.
-
-    number: How many times the processes were started before. Each time has a port of its own.
-    """
-    node = node_number()
+def this_node() -> Node | None:
+    """Return this node among those that a cluster started, or None if nothing started it as one."""
+    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
     port = first_variable("PET_MASTER_PORT", "MASTER_PORT")
-    if node is None or address is None or port is None:
+    if number is None or address is None or port is None:
         return None
-    port = str(int(port) + number)
-    return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
-
-
-def node_number() -> int | None:
-    """Return the number of this node among those that a cluster started, or None."""
-    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
-    return None if number is None else int(number)
+    return Node(int(number), address, int(port))
 
 
 def first_variable(*names: str) -> str | None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from launch import claim_gpus, describe_kill, options_of_this_node
+from launch import claim_gpus, describe_kill, this_node
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import READING, STATES
 from snakechat.workflow.processes import computing_variables
@@ -221,8 +221,7 @@ OTHER_NAMES = (("RANK", "MASTER_ADDR", "MASTER_PORT"), ("SLURM_NODEID", *NAMES[1
 def test_a_cluster_names_a_node_in_several_ways(names, monkeypatch):
     for name in {*NAMES, *OTHER_NAMES[0], *OTHER_NAMES[1]}:
         monkeypatch.delenv(name, raising=False)
-    assert options_of_this_node() is None
+    assert this_node() is None
     for name, value in zip(names, ("1", "10.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
-    expected = ["--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29503"]
-    assert options_of_this_node(3) == expected
+    assert this_node() == (1, "10.0.0.1", 29500)

@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import IO, Any
+from typing import Any
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
@@ -193,45 +193,40 @@ def command_environment(folder: str, python: str, network: bool) -> dict[str, st
 def run_words(
     words: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """Run a command in a folder; return its exit code and the end of its output.
-
-    It gets the signals that ask this process to stop, and ends with it.
-    """
+    """Run a command in a folder; return its exit code and the end of its output."""
     tail = bytearray()
+    source, sink = os.pipe()
 
-    def show(output: IO[bytes]) -> None:
-        while chunk := os.read(output.fileno(), TAIL):
+    def show() -> None:
+        while chunk := os.read(source, TAIL):
             os.write(sys.stdout.fileno(), chunk)
             tail.extend(chunk)
             del tail[:-TAIL]
 
-    with child_process(
-        words,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as (process, received):
-        assert process.stdout
-        reader = threading.Thread(target=show, args=[process.stdout], daemon=True)
-        reader.start()
-        code = process.wait()
-        reader.join(MAX_WAIT)
-    code = 128 + received[0] if received and code else exit_code(process)
-    return code, tail.decode(errors="replace")
+    reader = threading.Thread(target=show, daemon=True)
+    reader.start()
+    try:
+        code, received = run_child(
+            words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
+        )
+    finally:
+        os.close(sink)
+    reader.join(MAX_WAIT)
+    return 128 + received[0] if received and code else code, tail.decode(errors="replace")
 
 
-# --- child processes --------------------------------------------------------------------------
+def run_child(
+    words: Sequence[str], should_end: Callable[[], bool] | None = None, **options: Any
+) -> tuple[int, list[int]]:
+    """Run a command, which ends with this process and gets the signals that ask it to stop.
 
+    Args:
+        words: The command. It inherits the lock of the job.
+        should_end: Called every second; the command gets SIGTERM once it returns True.
+        options: Of subprocess.Popen.
 
-@contextmanager
-def child_process(
-    words: Sequence[str], **options: Any
-) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """Start a child process; yield it and the signals that this process has received since.
-
-    options: Of subprocess.Popen.
+    Returns:
+        The exit code, which is 128 + N if signal N ended it, and the signals that it got.
     """
     process: subprocess.Popen[bytes] | None = None
     received: list[int] = []
@@ -243,17 +238,25 @@ def child_process(
 
     previous = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
-        # It inherits the descriptor of the job's lock.
-        process = subprocess.Popen(words, close_fds=False, preexec_fn=end_with_parent, **options)
+        # A session of its own, so that a Ctrl-C reaches it once.
+        process = subprocess.Popen(
+            words,
+            close_fds=False,
+            preexec_fn=end_with_parent,
+            start_new_session=True,
+            **options,
+        )
         # Signals that arrived before it was started.
         for number in received:
             process.send_signal(number)
-        yield process, received
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1 if should_end else None)
+            if should_end and should_end():
+                process.terminate()
+                should_end = None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a process that has ended; 128 + N if signal N ended it."""
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    code = process.returncode
+    return code if code >= 0 else 128 - code, received

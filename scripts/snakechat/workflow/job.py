@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.manifest import (
@@ -36,13 +36,9 @@ from snakechat.workflow.manifest import (
     store_key,
 )
 from snakechat.workflow.processes import (
-    DEFAULTS,
-    SERIAL,
     Placement,
     RunOptions,
     barrier,
-    parse_options,
-    parse_placement,
     rank,
     request_deterministic_kernels,
     world_size,
@@ -126,10 +122,6 @@ def _input_folder(entry: Mapping[str, str]) -> Path:
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-@overload
-def run(main: Callable[[Job[SimpleNamespace]], None]) -> None: ...
-@overload
-def run(main: Callable[[Job[S]], None], settings_type: type[S]) -> None: ...
 def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace) -> None:
     """Run main(job).
 
@@ -142,18 +134,26 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
-    parser = ProgramParser(description="Started by Snakemake: snakemake TARGET")
-    parser.add_argument("--spec", required=True)
-    parser.add_argument("--placement", default=SERIAL, type=parse_placement)
-    parser.add_argument("--options", default=DEFAULTS, type=parse_options)
-    arguments = parser.parse_args()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--spec")
+    parser.add_argument("--placement", default="{}")
+    parser.add_argument("--options", default="{}")
+    arguments, unknown = parser.parse_known_args()
+    if unknown or not arguments.spec:
+        # It was started with flags of DeepSpeed-Chat.
+        sys.exit(
+            f"error: Snakemake starts {parser.prog}: snakemake --cores 1 TARGET"
+            " (docs/en/migration.md has DeepSpeed-Chat's programs as targets, and their flags as"
+            " keys of a recipe)"
+        )
 
     def work() -> None:
         spec = read_spec(arguments.spec)
         if spec.get("deterministic"):
             request_deterministic_kernels()
-        manifests = read_manifests(spec)
-        job = Job(spec, manifests, arguments.placement, arguments.options, settings_type)
+        placement = Placement(**json.loads(arguments.placement))
+        options = RunOptions(**json.loads(arguments.options))
+        job = Job(spec, read_manifests(spec), placement, options, settings_type)
         if os.environ.get(PREPARED) != job.key:
             raise InputError(f"scripts/launch.py starts this program: run snakemake {job.target}")
         main(job)
@@ -169,18 +169,6 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-class ProgramParser(argparse.ArgumentParser):
-    """The parser of programs that Snakemake starts."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with the command that starts the program, for flags that a job does not have."""
-        sys.exit(
-            f"error: Snakemake starts {self.prog}: snakemake --cores 1 TARGET (docs/en/migration.md"
-            f" has DeepSpeed-Chat's programs as targets, and their flags as keys of a recipe):"
-            f" {message}"
-        )
 
 
 def report_errors(work: Callable[[], T], spec_file: str) -> T:

@@ -12,7 +12,6 @@ count for those alone that run models.
 """
 
 import ctypes
-import json
 import os
 import re
 import resource
@@ -94,17 +93,6 @@ def stage_used(zero_stage: int, dtype: str) -> int:
 SERIAL = Placement()
 
 
-def changed_values(record: Any) -> dict[str, Any]:
-    """Return the values of a dataclass that differ from their defaults, as JSON values."""
-    defaults = vars(type(record)())
-    return {key: value for key, value in vars(record).items() if value != defaults[key]}
-
-
-def parse_placement(text: str) -> Placement:
-    """Return the placement in a JSON text of the values that differ from their defaults."""
-    return Placement(**json.loads(text))
-
-
 # --- options of a run -----------------------------------------------------------------------------
 
 
@@ -137,9 +125,10 @@ class RunOptions:
 DEFAULTS = RunOptions()
 
 
-def parse_options(text: str) -> RunOptions:
-    """Return the options in a JSON text of the values that differ from their defaults."""
-    return RunOptions(**json.loads(text))
+def changed_values(record: Any) -> dict[str, Any]:
+    """Return the values of a placement or of options that differ from their defaults."""
+    defaults = vars(type(record)())
+    return {key: value for key, value in vars(record).items() if value != defaults[key]}
 
 
 # --- environment variables ------------------------------------------------------------------------
@@ -172,20 +161,12 @@ def prepare_environment() -> None:
     """Have the programs that this process becomes or starts compute in the same way everywhere."""
     for name in [name for name in os.environ if name.startswith(ARITHMETIC_VARIABLES)]:
         del os.environ[name]
-    # Files are read and written as UTF-8 in any locale.
-    os.environ["PYTHONUTF8"] = "1"
-    # Threads that wait spin for some tenths of a millisecond, in which the next operation mostly
-    # begins, and then sleep. Spinning for longer would take cores from other jobs.
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    # Files are read and written as UTF-8 in any locale. Threads that wait spin for some tenths of a
+    # millisecond, in which the next operation mostly begins, and then sleep: spinning for longer
+    # would take cores from other jobs. Otherwise, MKL takes fewer threads where a machine has fewer
+    # cores, and adds in another order.
+    os.environ.update(PYTHONUTF8="1", OMP_WAIT_POLICY="PASSIVE", MKL_DYNAMIC="FALSE")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # Otherwise, MKL takes fewer threads where a machine has fewer cores, and adds in another order.
-    os.environ["MKL_DYNAMIC"] = "FALSE"
-
-
-def set_threads(number: int) -> None:
-    """Set the number of CPU threads of the libraries that a process of the job loads."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
-        os.environ[name] = str(number)
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -210,25 +191,21 @@ def all_reduce_sum(tensor: "Tensor") -> "Tensor":
 
 def all_reduce_max(number: Scalar) -> Scalar:
     """Return the maximum of a number over all processes; of flags, whether any is true."""
-    return _all_reduce_number(number, "MAX")
+    if world_size() == 1:
+        return number
+    import torch
+
+    return type(number)(_all_reduce(torch.tensor(number, dtype=torch.float64), "MAX").item())
 
 
 def broadcast_from_first(value: Scalar) -> Scalar:
-    """Return the value of rank 0 in all processes."""
-    return _all_reduce_number(value if rank() == 0 else type(value)(0), "SUM")
+    """Return the value of rank 0, a flag or a number from 0 on, in all processes."""
+    return all_reduce_max(value if rank() == 0 else type(value)(0))
 
 
 def barrier() -> None:
     """Wait until every process has reached this line."""
     all_reduce_max(0)
-
-
-def _all_reduce_number(number: Scalar, operation: str) -> Scalar:
-    if world_size() == 1:
-        return number
-    import torch
-
-    return type(number)(_all_reduce(torch.tensor(number, dtype=torch.float64), operation).item())
 
 
 def _all_reduce(tensor: "Tensor", operation: str) -> "Tensor":
@@ -244,11 +221,9 @@ def _all_reduce(tensor: "Tensor", operation: str) -> "Tensor":
 # --- deterministic kernels --------------------------------------------------------------------
 
 # A kernel of a GPU that adds numbers by atomic operations rounds differently in each run. Libraries
-# choose such kernels where they are fastest, unless they are configured: torch by programs, when
-# they choose their device (snakechat.modeling.acceleration), others by variables.
-
-# Libraries read these when a process uses a GPU first. cuBLAS has the same workspace in each run;
-# NCCL adds in the order of its rings and trees, and not in a switch (NVLink SHARP).
+# choose such kernels where they are fastest, unless they are configured: torch by programs
+# (snakechat.modeling.acceleration), others by these variables. cuBLAS has the same workspace in
+# each run; NCCL adds in the order of its rings and trees, and not in a switch (NVLink SHARP).
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
 # Set in the processes of jobs that use deterministic kernels.
 REQUEST = "SNAKECHAT_DETERMINISTIC"
