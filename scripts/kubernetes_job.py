@@ -15,7 +15,6 @@ spec files only.
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import yaml
 from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name
 from snakechat.jobs.staleness import PlannedJob
-from snakechat.workflow.errors import one_line_errors
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.manifest import canonical_json, digest
 from snakechat.workflow.processes import changed_values
 
@@ -41,102 +40,92 @@ def main() -> None:
     parser.add_argument("--driver", action="store_true", help="write the driver instead of jobs")
     arguments, words = parser.parse_known_args()
     profile = yaml.safe_load(PROFILE.read_text())
-    if arguments.driver:
-        print(yaml.safe_dump_all(driver(profile), sort_keys=False), end="")
-        return
-    plan = plan_build(words)
-    folder = os.getcwd()
-    parallel = [job for job in plan.stale.values() if job.placement.num_processes > 1]
-    if not parallel:
-        targets = ", ".join(plan.targets) or "all results"
-        sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
-    stale = {*plan.stale.values()}
-    ready = [job for job in parallel if stale.isdisjoint(job.inputs.values())]
-    if not ready:
-        first = parallel[0]
-        inputs = [each.manifest for each in first.inputs.values() if each in stale]
-        options = [word for word in words if word not in plan.targets]
-        build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
-        sys.exit(f"error: the inputs of {job_name(first.spec)} are missing: first run {build}")
-    documents = [pytorch_job(job, folder, profile) for job in ready]
+    documents = driver(profile) if arguments.driver else pytorch_jobs(words, profile)
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
 
 def driver(profile: Document) -> list[Document]:
     """Return driver.yaml with the namespace, image, claim and mount of the profile."""
     documents = list(yaml.safe_load_all(DRIVER.read_text()))
-    _, path = volume_of(profile)
     for document in documents:
         for each in (document["metadata"], *document.get("subjects", [])):
             each["namespace"] = profile["kubernetes-namespace"]
-    container = completed(documents[-1]["spec"]["template"]["spec"], path, profile)
-    container["env"] = [{"name": "HF_HOME", "value": f"{path}/huggingface"}]
+    container = completed(documents[-1]["spec"]["template"]["spec"], profile)
+    container["env"] = [{"name": "HF_HOME", "value": f"{container['workingDir']}/huggingface"}]
     return documents
 
 
-def volume_of(profile: Document) -> tuple[str, str]:
-    """Return the claim of the shared volume, and the path at which pods mount it."""
-    claim, _, path = profile["kubernetes-persistent-volumes"][0].partition(":")
-    return claim, path
-
-
-def completed(pod: Document, folder: str, profile: Document) -> Document:
+def completed(pod: Document, profile: Document, folder: str | None = None) -> Document:
     """Complete a pod with the image and the volume of the profile; return its container.
 
-    folder: Where it starts.
+    folder: Where it starts; without one, where the volume is mounted.
+
+    Raises InputError if the folder is not on the volume.
     """
-    claim, path = volume_of(profile)
+    claim, _, path = profile["kubernetes-persistent-volumes"][0].partition(":")
+    if folder and not Path(folder).is_relative_to(path):
+        raise InputError(
+            f"{folder} is not on the volume, which pods mount at {path} ({PROFILE}): build in a"
+            " folder on the volume"
+        )
     [container], volume = pod["containers"], pod["volumes"][0]
     mounts = [{"name": volume["name"], "mountPath": path}, *container.get("volumeMounts", [])]
-    container |= {"image": profile["container-image"], "workingDir": folder, "volumeMounts": mounts}
+    container |= {"image": profile["container-image"], "workingDir": folder or path}
+    container["volumeMounts"] = mounts
     volume["persistentVolumeClaim"] = {"claimName": claim}
     return container
 
 
-def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
-    """Return training.yaml for a job: a master (the first node) and workers."""
-    _, path = volume_of(profile)
-    if not Path(folder).is_relative_to(path):
-        sys.exit(
-            f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"
-            " in a folder on the volume"
-        )
-    placement = job.placement
+def pytorch_jobs(words: list[str], profile: Document) -> list[Document]:
+    """Return the jobs of `snakemake WORDS` that take several GPUs or nodes and have their inputs.
+
+    Raises InputError if there are none.
+    """
+    plan = plan_build(words)
+    stale = {*plan.stale.values()}
+    parallel = [job for job in plan.stale.values() if job.placement.num_processes > 1]
+    ready = [job for job in parallel if stale.isdisjoint(job.inputs.values())]
+    if not parallel:
+        targets = ", ".join(plan.targets) or "all results"
+        raise InputError(f"{targets}: no job to run takes several GPUs or nodes")
+    if not ready:
+        first = parallel[0]
+        inputs = [each.manifest for each in first.inputs.values() if each in stale]
+        options = [word for word in words if word not in plan.targets]
+        build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
+        raise InputError(f"the inputs of {job_name(first.spec)} are missing: first run {build}")
+    return [pytorch_job(job, profile) for job in ready]
+
+
+def pytorch_job(job: PlannedJob, profile: Document) -> Document:
+    """Return training.yaml for a job: a master (the first node) and workers. Writes its spec."""
+    spec, placement = job.spec, job.placement
     threads, gpus = placement.threads, placement.gpus_per_node
     limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
     limits |= {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    # A node reserves some of its CPU for the system.
+    amounts = {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits}
     document = yaml.safe_load(TRAINING.read_text())
-    names = {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
+    # The same for the same spec, so that no job runs twice.
+    name = re.sub("[^a-z0-9]+", "-", f"{spec['rule']}-{spec['name']}".lower())[:40].strip("-")
+    names = {"name": f"{name}-{digest(spec)[:8]}", "namespace": profile["kubernetes-namespace"]}
     document["metadata"] = {**document.get("metadata", {}), **names}
     document["spec"]["nprocPerNode"] = str(max(gpus, 1))
     nodes = document["spec"]["pytorchReplicaSpecs"]
-    container = completed(nodes["Master"]["template"]["spec"], folder, profile)
-    container["command"] = command(job)
-    # A node reserves some of its CPU for the system.
-    requests = {**limits, "cpu": f"{950 * threads}m"}
-    resources = container.setdefault("resources", {})
-    for kind, amounts in (("requests", requests), ("limits", limits)):
-        resources[kind] = {**resources.get(kind, {}), **amounts}
+    container = completed(nodes["Master"]["template"]["spec"], profile, os.getcwd())
+    resources = container.get("resources", {})
+    container["resources"] = {kind: resources.get(kind, {}) | amounts[kind] for kind in amounts}
+    job.write_spec()
+    # The command that Snakemake would run.
+    programs = (os.path.relpath(ROOT / f"scripts/{each}.py") for each in ("launch", job.program))
+    container["command"] = [
+        *("python", *programs, "--spec", str(job.spec_file)),
+        *("--placement", canonical_json(changed_values(placement))),
+        *("--options", canonical_json(changed_values(job.options))),
+    ]
     if placement.nodes > 1:
         nodes["Worker"] = {**nodes["Master"], "replicas": placement.nodes - 1}
     return document
-
-
-def object_name(job: PlannedJob) -> str:
-    """Return a valid Kubernetes name, the same for the same spec, so that no job runs twice."""
-    name = re.sub("[^a-z0-9]+", "-", f"{job.spec['rule']}-{job.spec['name']}".lower())
-    return f"{name[:40].strip('-')}-{digest(job.spec)[:8]}"
-
-
-def command(job: PlannedJob) -> list[str]:
-    """Write the spec of a job; return the command that Snakemake would run."""
-    names = ("launch", job.program)
-    programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
-    placement = canonical_json(changed_values(job.placement))
-    options = canonical_json(changed_values(job.options))
-    job.write_spec()
-    words = ["python", *programs, "--spec", str(job.spec_file)]
-    return [*words, "--placement", placement, "--options", options]
 
 
 if __name__ == "__main__":

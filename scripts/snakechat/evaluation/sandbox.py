@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from snakechat.evaluation import sandbox_program
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version
 
 # Seconds for a verifier of text, which usually takes less than 1 ms.
@@ -67,13 +67,9 @@ def is_verified(verify: Callable[[str], bool], response: str) -> bool:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
     except (Exception, TimeLimit) as error:
-        _print_once(f"{getattr(verify, '__name__', 'verifier')}: {type(error).__name__}: {error}")
+        name = getattr(verify, "__name__", "verifier")
+        warn(f"a response was scored 0: {name}: {type(error).__name__}: {error}")
         return False
-
-
-@cache
-def _print_once(reason: str) -> None:
-    print(f"a response was scored 0: {reason}"[:300], file=sys.stderr)
 
 
 # --- code -----------------------------------------------------------------------------------------
@@ -90,20 +86,12 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
     Raises:
         InputError: The system cannot isolate the code.
     """
-    check_sandbox()
-    return _passes(code, tests, seconds, memory_bytes)
-
-
-def _passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
-    token = secrets.token_hex()
-    request = {
-        "code": code,
-        "tests": list(tests),
-        "seconds": seconds,
-        "memory_bytes": memory_bytes,
-        "token": token,
-        "read": [*SYSTEM_FOLDERS, sys.base_prefix],
-    }
+    # The check itself runs empty code.
+    if code or tests:
+        check_sandbox()
+    token, read = secrets.token_hex(), [*SYSTEM_FOLDERS, sys.base_prefix]
+    request = {"code": code, "tests": [*tests], "token": token, "read": read}
+    request |= {"seconds": seconds, "memory_bytes": memory_bytes}
     start = f"import sys; sys.path.append({str(SCRIPTS)!r})"
     start += f"; from {sandbox_program.__name__} import main; main()"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -126,12 +114,11 @@ def _passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) ->
         )
         deadline = time.monotonic() + WAIT_FACTOR * seconds
         try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_SECONDS)
-                    break
+            while process.poll() is None:
                 if time.monotonic() > deadline or is_too_large(folder):
                     return False
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -154,12 +141,8 @@ def is_too_large(folder: str) -> bool:
 
 @cache
 def check_sandbox() -> None:
-    """Check that this system can isolate code.
-
-    Raises:
-        InputError: The kernel has no Landlock, or it or a container denies a filter.
-    """
-    if not landlock_version() or not _passes("", [], seconds=10, memory_bytes=1 << 30):
+    """Raise InputError if the kernel cannot isolate code, or it or a container denies a filter."""
+    if not landlock_version() or not passes("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
             f"unit tests of responses need Landlock (Linux 5.13) and seccomp on"
             f" {' or '.join(AUDIT_ARCH)}, which this system lacks or denies: allow them, or do not"

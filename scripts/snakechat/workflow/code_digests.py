@@ -7,10 +7,8 @@ to a job (snakechat.workflow.hermetic). A module that can read its own source co
 
 output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
-
-On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
-snapshot and the config. Jobs learn from it which results the user forces. Planning knows the names
-of both; they are written when the jobs start, so that a dry run writes nothing.
+output/code/DIGEST.json says with what Snakemake plans again in each job of a cluster, and which
+results the user forces. Both are written when the jobs start, so that a dry run writes nothing.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -21,6 +19,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -37,8 +36,8 @@ WITHOUT_EFFECT = {
     "snakechat/training/rungs.py",
     "snakechat/modeling/command_outputs.py",
 }
-# What the launcher sets before a program starts: of every program. It imports torch to connect
-# processes; programs that compute import it themselves.
+# What the launcher sets before a program starts: of every program. Programs that compute import
+# torch themselves.
 LAUNCHED_BY = "snakechat/workflow/processes.py"
 # Only of programs whose settings choose vLLM.
 VLLM = "snakechat/modeling/vllm_sampler.py"
@@ -59,22 +58,17 @@ FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
 # The path of a hidden file, of one in a folder of bytecode, or of one in no such folder.
 NOT_DATA = re.compile(r"/(/|\.|__pycache__)")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
-# Such as a sum of a thousand terms.
-TOO_DEEP = "an expression is nested too deeply: divide it, or put its data into a file"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Code(NamedTuple):
-    """What a program consists of.
+    """What a program consists of."""
 
-    Attributes:
-        digests: Digests of its files by path: relative to scripts/, or rewards/NAME.
-        imports: Top-level names of the libraries that it imports, without the standard library.
-        files: The files that it may read: those that count, and WITHOUT_EFFECT.
-    """
-
+    # Digests of its files by path: relative to scripts/, or rewards/NAME.
     digests: dict[str, str]
+    # Top-level names of the libraries that it imports, without the standard library.
     imports: frozenset[str]
+    # The files that it may read: those that count, and WITHOUT_EFFECT.
     files: frozenset[Path]
 
 
@@ -83,33 +77,26 @@ Import = tuple[int, str, str]
 
 
 def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Import], list[str]]:
-    """Return what counts of a module. Raises SyntaxError or ValueError if it is not valid Python.
+    """Return what counts of a module: a digest, its imports, and what may be names of data files.
 
-    Args:
-        data: The bytes of its file.
-        path: Its path, for errors.
-        is_reward: Whether it is in rewards/.
+    The digest is that of the syntax tree, or of the bytes (data) if the module can read them. Raises
+    SyntaxError or ValueError if it is not valid Python.
 
-    Returns:
-        Digest of the syntax tree, or of the bytes if the module can read them; its imports; the
-        strings that may be names of data files.
+    is_reward: Whether it is in rewards/.
     """
     imports: list[Import] = []
     strings: set[str] = set()
-    try:
-        module = ast.parse(data, path)
-        for node in ast.walk(module):
-            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                del node.body[0]
-            if isinstance(node, ast.Import):
-                imports += [(0, alias.name, "") for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                imports += [(node.level, node.module or "", alias.name) for alias in node.names]
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                strings.add(node.value)
-        text = ast.dump(module)
-    except (RecursionError, MemoryError):
-        raise ValueError(TOO_DEEP) from None
+    module = ast.parse(data, path)
+    for node in ast.walk(module):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports += [(node.level, node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+    text = ast.dump(module)
     readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
     counted = text.encode() if readers.isdisjoint(re.findall(r"\w+", text)) else data
     names_of_files = sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text))
@@ -123,34 +110,25 @@ def selected_code(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
 
 
 class Module(NamedTuple):
-    """What a module of ours consists of.
-
-    Attributes:
-        digest: Digest of what counts of its source.
-        imports: The files of our modules that it imports, and of the package around it.
-        libraries: Top-level names of modules that are neither ours nor of the standard library.
-        strings: Strings that may be names of data files.
-    """
+    """What a module of ours consists of."""
 
     digest: str
+    # The files of our modules that it imports, and of the packages around it.
     imports: list[Path]
     libraries: set[str]
+    # Strings that may be names of data files.
     strings: list[str]
 
 
 class Modules:
     """The modules of ours, each read once. A module is the path of its file.
 
-    Args:
-        scripts: The folder of our modules.
-
-    Attributes:
-        rewards: The folder of reward functions and of their helper modules.
-        folders: The folders in which imports look for our modules; `snakechat` may be a link.
+    scripts: Their folder. Reward functions and the modules of these are in rewards/ beside it.
     """
 
     def __init__(self, scripts: Path) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
+        # In which imports look for our modules; `snakechat` may be a link.
         self.folders = [scripts, scripts / "snakechat", self.rewards]
         self._find = cache(self._find_module)
         self._read = cache(self._read_module)
@@ -161,51 +139,43 @@ class Modules:
         """Return the digests of a program and of what it imports, by file, and its libraries.
 
         A template, a translation or a table counts if a string in the code is its path, relative to
-        the folder `templates` or `tables` next to one of the modules; so do the templates
-        that it extends or includes.
-
-        A reward function may import modules in rewards/ and our modules. A file in rewards/ that is
-        not a module counts if a string in the code is its path relative to rewards/.
+        the folder `templates` or `tables` next to one of the modules; so do the templates that it
+        extends or includes. Other files in rewards/ count as relative to rewards/.
 
         Args:
             program: Path of the program in the folder of our modules, without .py.
             reward_functions: Names of the files in rewards/ that the program runs.
             uses_vllm: Whether the program samples by vLLM.
 
-        Raises:
-            FileNotFoundError: A module of ours does not exist.
-            SyntaxError, ValueError, OSError: A file cannot be read.
+        Raises SyntaxError, ValueError or OSError if a file cannot be read.
         """
         started = [self.scripts / f"{program}.py"]
         started += [self.rewards / f"{name}.py" for name in reward_functions]
         if (launched_by := self.scripts / LAUNCHED_BY).exists():
             started.append(launched_by)
-        modules = self.imported_by(started, uses_vllm, WITHOUT_EFFECT)
+        vllm = () if uses_vllm else (VLLM,)
+        modules = self.imported_by(started, (*WITHOUT_EFFECT, *vllm))
         data = self._data_files(modules)
-        digests = {self.name(path): module.digest for path, module in modules.items()}
-        digests |= {self.name(path): file_digest(path) for path in data}
+        digests = {path: module.digest for path, module in modules.items()}
+        digests |= {path: file_digest(path) for path in data}
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
-        files = frozenset(data).union(self.imported_by(started, uses_vllm))
-        return Code(dict(sorted(digests.items())), libraries, files)
+        files = frozenset(data).union(self.imported_by(started, vllm))
+        names = {self._name(path): digest for path, digest in digests.items()}
+        return Code(dict(sorted(names.items())), libraries, files)
 
-    def name(self, path: Path) -> str:
-        """Return the path of a file relative to scripts/; with rewards/ if it is there."""
+    def _name(self, path: Path) -> str:
         folder = self.scripts.parent if self._is_reward(path) else self.scripts
         return path.relative_to(folder).as_posix()
 
     def imported_by(
-        self, paths: Iterable[Path], uses_vllm: bool = False, without: Iterable[str] = ()
+        self, paths: Iterable[Path], without: Iterable[str] = (VLLM,)
     ) -> dict[Path, Module]:
         """Return modules with the packages around them and all that they import, at any depth.
 
-        Args:
-            paths: The modules.
-            uses_vllm: As in code.
-            without: The modules that do not count, nor does what only they import.
+        without: Modules, relative to scripts/, that do not count, nor does what only they import.
         """
-        skipped = {self.scripts / name for name in (*without, *([] if uses_vllm else [VLLM]))}
         found: dict[Path, Module] = {}
-        pending = list(paths)
+        skipped, pending = {self.scripts / name for name in without}, [*paths]
         while pending:
             path = pending.pop()
             if path not in found and path not in skipped:
@@ -224,23 +194,22 @@ class Modules:
             names = module.split(".") if module else []
             if level:
                 folder = path.parents[level - 1]
-            elif is_reward and self._is_reward_module(path, names[0]):
+            elif is_reward and self._is_of_rewards(path, names[0]):
                 folder = self.rewards
             elif self._find(self.scripts, names[0]):
                 folder = self.scripts
             else:
-                if names[0] not in sys.stdlib_module_names:
-                    libraries.add(names[0])
+                libraries.add(names[0])
                 continue
-            submodule = self._find(folder, *names, attribute) if attribute else None
-            if file := self._find(folder, *names):
-                imports.append(file)
-            elif names and not submodule:
-                imports.append(folder.joinpath(*names).with_suffix(".py"))
-            if submodule:
-                imports.append(submodule)
-        without = path == self.scripts / LAUNCHED_BY
-        return Module(counted, imports, set() if without else libraries, strings)
+            files = [self._find(folder, *names)]
+            if attribute:
+                files.append(self._find(folder, *names, attribute))
+            # Reading one that does not exist is an error.
+            missing = folder.joinpath(*names).with_suffix(".py")
+            imports += [file for file in files if file] or [missing]
+        if path == self.scripts / LAUNCHED_BY:
+            libraries.clear()
+        return Module(counted, imports, libraries - sys.stdlib_module_names, strings)
 
     def _data_files(self, modules: Mapping[Path, Module]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
@@ -265,13 +234,13 @@ class Modules:
     def _is_reward(self, path: Path) -> bool:
         return path.is_relative_to(self.rewards)
 
-    def _is_reward_module(self, path: Path, name: str) -> bool:
+    def _is_of_rewards(self, path: Path, name: str) -> bool:
         """Return whether an import in a module of rewards/ finds a module in rewards/.
 
         snakechat.algorithms.reward_functions has the same precedence.
         """
-        is_file = self._find(self.rewards, name) == self.rewards / f"{name}.py"
-        return is_file and name != path.stem and name not in sys.stdlib_module_names
+        is_other = name != path.stem and name not in sys.stdlib_module_names
+        return is_other and (self.rewards / f"{name}.py").is_file()
 
     def _find_module(self, folder: Path, *names: str) -> Path | None:
         """Return the file of a module, given the components of its name; None without one."""
@@ -292,16 +261,7 @@ MAX_AGE_SECONDS = 7 * 24 * 3600
 
 
 class Snapshot:
-    """The sources at one moment.
-
-    Args:
-        root: The folder of the Snakefile.
-
-    Attributes:
-        files: The content of each file by its path below the root, in the order of the paths.
-        folder: Where they are copied to; its name is the digest of their content.
-
-    """
+    """The sources in a folder (root) at one moment, and the folder that they are copied to."""
 
     def __init__(self, root: Path) -> None:
         self.files, sha = _source_files(root), hashlib.sha256()
@@ -314,35 +274,25 @@ class Snapshot:
 
         A copy that was edited or damaged is replaced.
         """
-        folder = self.folder
-        if not folder.is_dir() or _source_files(folder) != self.files:
-            temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-            try:
+        SNAPSHOTS.mkdir(parents=True, exist_ok=True)
+        if _source_files(self.folder) != self.files:
+            with tempfile.TemporaryDirectory(prefix=".", dir=SNAPSHOTS) as temporary:
+                copy = Path(temporary, "copy")
                 for name, content in self.files.items():
-                    path = temporary / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content)
-                shutil.rmtree(folder, ignore_errors=True)
-                try:
-                    os.rename(temporary, folder)
-                except OSError:
-                    # Another process has taken the same snapshot.
-                    if not folder.is_dir():
-                        raise
-            finally:
-                # Also if the disk is full.
-                shutil.rmtree(temporary, ignore_errors=True)
-        os.utime(folder)
+                    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                    (copy / name).write_bytes(content)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                # It fails if another process has taken the same snapshot.
+                with suppress(OSError):
+                    os.rename(copy, self.folder)
+        os.utime(self.folder)
         oldest = time.time() - MAX_AGE_SECONDS
         for path in SNAPSHOTS.iterdir():
             # Planning in another process may rename or delete a file at this moment.
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime >= oldest:
-                    continue
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink()
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    remove = shutil.rmtree if path.is_dir() else os.unlink
+                    remove(path)
 
 
 def _source_files(root: Path) -> dict[str, bytes]:
@@ -358,19 +308,17 @@ def _source_files(root: Path) -> dict[str, bytes]:
 def build_path(build: Mapping[str, Any]) -> Path:
     """Return the absolute path of the file with what the jobs of a build plan with.
 
-    It is known before the jobs are, since it does not depend on what the user forces: plugins read
-    it when they start.
+    It does not depend on what the user forces: plugins read it when they start, before the jobs are
+    known.
     """
     return (SNAPSHOTS / f"{digest(build)[:16]}.json").absolute()
 
 
 def write_build(build: Mapping[str, Any], forced: Iterable[str]) -> None:
-    """Write what the jobs of a build plan with.
+    """Write what the jobs of a build plan with, and the results that the user forces.
 
-    Args:
-        build: The folder of the snapshot (sources), the config as Snakemake read it (config), and
-            what --config set (command_line).
-        forced: The results that jobs compute although they exist.
+    build: The folder of the snapshot (sources), the config as Snakemake read it (config), and what
+        --config set (command_line).
     """
     text = canonical_json({**build, "forced": [*forced]})
     write_atomically(build_path(build), text, durable=False)

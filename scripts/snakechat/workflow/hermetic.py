@@ -28,7 +28,7 @@ from snakechat.workflow.store import make_folders, replies_folder
 # The file with the limits of a job; not set without limits.
 LIMITS = "SNAKECHAT_LIMITS"
 # The program that imports reward functions, below scripts/.
-PROGRAM = "snakechat/algorithms/reward_functions"
+IMPORTER = "snakechat/algorithms/reward_functions"
 # `hermetic: require` needs rights on TCP ports.
 REQUIRED_VERSION = 4
 
@@ -65,28 +65,28 @@ def limits_of(
 ) -> dict[str, Any]:
     """Return what the program of a job may do, as the arguments of `confine` (confined.py)."""
     spec, settings, options = job.spec, job.spec["settings"], job.options
-    code = modules.code(Path(program).stem, *selected_code(settings)).files
-    versions = [folder for kinds in options.versions.values() for folder in kinds.values()]
-    manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
-    read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
     # Records of runs do not belong to results: pages show them, and a training that is made again
     # starts with the placement that the first one found.
-    records = [Path(path) for path in job.lineage] if spec.get("shows_provenance") else []
+    records = [*map(Path, job.lineage)] if spec.get("shows_provenance") else []
     if reproduced := os.environ.get(REPRODUCED):
         records.append(Path(reproduced, *job.target.parts[1:]))
-    read += [*versions, *(path / RUN_RECORD for path in records)]
+    code = modules.code(Path(program).stem, *selected_code(settings)).files
+    read = [spec_file, program, *code, *external_files(job), *job.inputs.values()]
+    read += [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
+    read += [folder for kinds in options.versions.values() for folder in kinds.values()]
+    read += [path / RUN_RECORD for path in records]
+    write = [job.result, job.states, job.log_folder]
     # The command of a user: its files, and its interpreter.
     is_command = "command" in settings
     if options.python:
         read += read_interpreter(options.python)[1]
-    write = [job.result, job.states, job.log_folder]
-    fetches = "hub" in settings or settings.get("network", False)
-    asks = bool(options.llm_judges)
-    if asks:
-        write.append(replies_folder(Path(options.stores[0])))
+    has_network = fetches = "hub" in settings or settings.get("network", False)
     if fetches:
         write += map(Path, filter(None, [hub_folder(), *map(os.environ.get, HUB_CACHES)]))
-    if fetches or asks:
+    if options.llm_judges:
+        has_network = True
+        write.append(replies_folder(Path(options.stores[0])))
+    if has_network:
         read += filter(None, map(os.environ.get, CERTIFICATES))
     for folder in write:
         make_folders(folder)
@@ -94,7 +94,7 @@ def limits_of(
         "read": [*map(str, read)],
         "folders": [*map(str, modules.folders)],
         "write": [*map(str, write)],
-        "network": fetches or asks,
+        "network": has_network,
         # Its processes may connect to each other in any way.
         "connects": connects or is_command,
         "nodes": job.placement.nodes > 1,
@@ -124,12 +124,10 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
 
 def check_gpus(recipes: Iterable[str]) -> None:
     """Raise InputError for the first of the recipes that need a GPU, unless torch finds one."""
-    recipe = next(iter(recipes), None)
-    if recipe is None:
-        return
     # Importing torch takes seconds, and would stay in the process that plans.
-    program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode:
+    program = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    recipe = next(iter(recipes), None)
+    if recipe and subprocess.run(program, stderr=subprocess.DEVNULL).returncode:
         raise InputError(
             f"{recipe} needs a GPU, and this machine has none: add --config deployment=cpu to train"
             " on the CPU"
@@ -154,16 +152,16 @@ def import_reward_functions(sources: Path, names: Collection[str], mode: str) ->
         return
     modules = Modules(sources.absolute() / "scripts")
     folders = [str(modules.scripts), *filter(None, [os.environ.get("PYTHONPATH")])]
-    program = ["-m", PROGRAM.replace("/", ".")]
+    # Imports do not look beside the program.
+    words = [sys.executable, "-P"]
     with tempfile.TemporaryDirectory() as folder:
         if hermetic_version(mode):
             path = Path(folder, "limits.json")
-            read = [*map(str, modules.code(PROGRAM, names).files)]
+            read = [*map(str, modules.code(IMPORTER, names).files)]
             path.write_text(json.dumps({"read": read, "folders": [*map(str, modules.folders)]}))
-            program = [str(modules.scripts / "confined.py"), str(path), folder]
-            program.append(str(modules.scripts / f"{PROGRAM}.py"))
+            words += [str(modules.scripts / "confined.py"), str(path), folder]
         process = subprocess.run(
-            [sys.executable, *program, *sorted(names)],
+            [*words, str(modules.scripts / f"{IMPORTER}.py"), *sorted(names)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

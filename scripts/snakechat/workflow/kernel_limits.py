@@ -15,8 +15,9 @@ import os
 import platform
 import stat
 import struct
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 # --- Landlock ---------------------------------------------------------------------------------
 
@@ -91,46 +92,39 @@ def restrict(
     on_ports = BIND_TCP | CONNECT_TCP if limits_ports else 0
     scope = SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0
     # Kernels ignore the zeros of attributes that they do not know.
-    ruleset = _call(CREATE_RULESET, struct.pack("=QQQ", handled, on_ports, scope), 24, 0)
-    try:
-        rights = ((read, READ), (folders, READ_DIR), (write, WRITE), (devices, DEVICE))
-        for paths, allowed in rights:
-            for path in paths:
-                _add_path(ruleset, path, allowed & handled)
-        if limits_ports:
-            rules = [(BIND_TCP, port) for port in (0, *listens)]
-            for rule in (*rules, *((CONNECT_TCP, port) for port in ports or ())):
-                _call(ADD_RULE, ruleset, RULE_NET_PORT, struct.pack("=QQ", *rule), 0)
-        forbid_new_privileges()
-        _call(RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
+    attributes = struct.pack("=QQQ", handled, on_ports, scope)
+    ruleset = call(libc.syscall, CREATE_RULESET, attributes, len(attributes), 0)
 
+    def add(kind: int, rule: bytes) -> None:
+        call(libc.syscall, ADD_RULE, ruleset, kind, rule, 0)
 
-def _add_path(ruleset: int, path: str, rights: int) -> None:
-    try:
-        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    try:
-        is_folder = stat.S_ISDIR(os.fstat(beneath).st_mode)
-        if allowed := rights if is_folder else rights & ON_FILES:
-            rule = struct.pack("=Qi", allowed, beneath)
-            _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
-    finally:
-        os.close(beneath)
+    for paths, rights in ((read, READ), (folders, READ_DIR), (write, WRITE), (devices, DEVICE)):
+        for path in paths:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                is_folder = stat.S_ISDIR(os.fstat(beneath).st_mode)
+                if allowed := rights & handled & (rights if is_folder else ON_FILES):
+                    add(RULE_PATH_BENEATH, struct.pack("=Qi", allowed, beneath))
+                os.close(beneath)
+    if limits_ports:
+        for right, allowed_ports in ((BIND_TCP, (0, *listens)), (CONNECT_TCP, ports or ())):
+            for port in allowed_ports:
+                add(RULE_NET_PORT, struct.pack("=QQ", right, port))
+    forbid_new_privileges()
+    call(libc.syscall, RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
 
 
 def forbid_new_privileges() -> None:
     """Let no program that this process runs gain privileges, which limits require."""
-    check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
+    call(libc.prctl, PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def drop_capabilities(capabilities: Sequence[int]) -> None:
     """Give up capabilities, which only processes of root have, for good."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
-    check(libc.capget(header, data))
+    call(libc.capget, header, data)
     kept = ~sum(1 << capability for capability in capabilities)
     # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
     words = enumerate(struct.unpack("=6I", data.raw))
@@ -138,15 +132,12 @@ def drop_capabilities(capabilities: Sequence[int]) -> None:
     for capability in capabilities:
         # Programs that it runs get them from here. It fails, as it may, for all but root.
         libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    check(libc.capset(header, struct.pack("=6I", *lowered)))
+    call(libc.capset, header, struct.pack("=6I", *lowered))
 
 
-def _call(number: int, *arguments: bytes | int) -> int:
-    return check(int(libc.syscall(number, *arguments)))
-
-
-def check(result: int) -> int:
-    """Return what a call returned; raise OSError if the kernel denied it."""
+def call(function: Callable[..., int], *arguments: Any) -> int:
+    """Return what a function of the C library returns; raise OSError if the kernel denied it."""
+    result = int(function(*arguments))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -190,31 +181,25 @@ def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes
 
     otherwise: What happens to calls for which no rule holds.
     """
+    # Operation, instructions that it skips if it holds and if it does not, value.
     program = [
-        _instruction(LOAD, ARCHITECTURE),
-        _instruction(JUMP_EQUAL, AUDIT_ARCH[machine], if_true=1),
-        _instruction(RETURN, KILL),
-        _instruction(LOAD, NUMBER),
-        _instruction(JUMP_GREATER_EQUAL, X32, if_false=1),
-        _instruction(RETURN, KILL),
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        (JUMP_GREATER_EQUAL, 0, 1, X32),
+        (RETURN, 0, 0, KILL),
     ]
     for number, action, conditions in rules:
         tests = [(NUMBER, WHOLE, number)]
         tests += [(ARGUMENTS + 8 * argument, mask, value) for argument, mask, value in conditions]
-        for following, (offset, mask, value) in zip(
-            reversed(range(len(tests))), tests, strict=True
-        ):
-            program.append(_instruction(LOAD, offset))
-            program.append(_instruction(AND, mask))
+        for left, (offset, mask, value) in zip(range(len(tests), 0, -1), tests, strict=True):
             # A test that fails skips the rest of the rule.
-            program.append(_instruction(JUMP_EQUAL, value, if_false=3 * following + 1))
-        program.append(_instruction(RETURN, action))
-    program.append(_instruction(RETURN, otherwise))
-    return b"".join(program)
-
-
-def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", operation, if_true, if_false, value)
+            program += [(LOAD, 0, 0, offset), (AND, 0, 0, mask)]
+            program.append((JUMP_EQUAL, 0, 3 * left - 2, value))
+        program.append((RETURN, 0, 0, action))
+    program.append((RETURN, 0, 0, otherwise))
+    return b"".join(struct.pack("=HBBI", *each) for each in program)
 
 
 def install_filter(program: bytes) -> None:
@@ -223,7 +208,7 @@ def install_filter(program: bytes) -> None:
     # struct sock_fprog: the number of instructions and their address.
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     forbid_new_privileges()
-    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header)))
+    call(libc.prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header))
 
 
 # Numbers on x86_64 and aarch64 of the calls that jobs may not make, or not in every way.
@@ -241,21 +226,21 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
         has_network: Whether the process may open any socket.
         has_unix_sockets: Whether it may open Unix sockets, as NCCL does between processes.
     """
-    column = list(AUDIT_ARCH).index(platform.machine())
-    denied = FAIL | errno.EPERM
+    machine, denied = platform.machine(), FAIL | errno.EPERM
+    column = list(AUDIT_ARCH).index(machine)
     rules = [Rule(number, denied) for number in IO_URING_CALLS]
     # Before version 3, Landlock does not limit truncate.
     if landlock_version() < 3:
         rules.append(Rule(TRUNCATE_CALL[column], denied))
     if not has_network:
-        allowed: list[list[Condition]] = [[(0, WHOLE, AF_NETLINK), (2, WHOLE, 0)]]
-        allowed += [
+        allowed: list[list[Condition]] = [
             [(0, WHOLE, family), (1, SOCK_TYPE_MASK, SOCK_STREAM), (2, WHOLE, protocol)]
             for family in (AF_INET, AF_INET6)
             for protocol in (0, IPPROTO_TCP)
         ]
+        allowed.append([(0, WHOLE, AF_NETLINK), (2, WHOLE, 0)])
         if has_unix_sockets:
             allowed.append([(0, WHOLE, AF_UNIX)])
         rules += [Rule(SOCKET_CALL[column], ALLOW, conditions) for conditions in allowed]
         rules.append(Rule(SOCKET_CALL[column], denied))
-    install_filter(filter_program(platform.machine(), rules, ALLOW))
+    install_filter(filter_program(machine, rules, ALLOW))
