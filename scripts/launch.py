@@ -23,7 +23,6 @@ killed cannot report anything: this program reports it.
 """
 
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,9 +41,16 @@ from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
-from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
+from snakechat.workflow.job import (
+    PREPARED,
+    READING,
+    STATES,
+    parse_words,
+    read_spec,
+    report_errors,
+)
 from snakechat.workflow.manifest import planned_files
-from snakechat.workflow.processes import SERIAL, Placement, RunOptions, prepare_environment
+from snakechat.workflow.processes import SERIAL, Placement, prepare_environment
 from snakechat.workflow.publishing import prepare, publish_result
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
 
@@ -75,13 +81,11 @@ def main() -> None:
         os.environ["HF_HOME"] = hub_folder()
     start = next(index for index, word in enumerate(sys.argv) if index and word[0] != "-")
     group, command = sys.argv[1:start], sys.argv[start:]
-    spec_file = word_after("--spec", command, "")
+    spec_file, placement, options, _ = parse_words(command[1:])
     # Another launcher has prepared the job and publishes its result.
     is_inner = not spec_file or PREPARED in os.environ
     if group and is_inner:
         run_torchrun([*group, *command])
-    placement = Placement(**json.loads(word_after("--placement", command, "{}")))
-    options = RunOptions(**json.loads(word_after("--options", command, "{}")))
     os.environ.update(placement.environment or {})
     has_nodes = placement.nodes > 1 and not group
     node = this_node() if has_nodes else None
@@ -89,7 +93,8 @@ def main() -> None:
     def launch() -> int:
         if has_nodes and not node:
             return run_child(slurm_step(placement))[0]
-        return run_processes(command, placement, group, node)
+        spec = read_spec(spec_file) if spec_file else {"rule": "", "settings": {}}
+        return run_processes(command, spec, placement, group, node)
 
     def make_result() -> int:
         started = time.time()
@@ -110,18 +115,18 @@ def main() -> None:
     sys.exit(launch() if is_inner else report_errors(make_result, spec_file))
 
 
-def word_after(option: str, command: Sequence[str], default: str) -> str:
-    """Return the value of an option of a command, or a default if it has no such option."""
-    return command[command.index(option) + 1] if option in command else default
-
-
 def run_processes(
-    command: Sequence[str], placement: Placement, group: Sequence[str], node: Node | None
+    command: Sequence[str],
+    spec: Mapping[str, Any],
+    placement: Placement,
+    group: Sequence[str],
+    node: Node | None,
 ) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
     Args:
         command: The program and its arguments.
+        spec: The spec of its job.
         placement: Where and how the job runs.
         group: torchrun's options, which replace the placement.
         node: This node, if the job has several.
@@ -131,8 +136,6 @@ def run_processes(
     # their number: there, the placement decides.
     if gpus or placement == SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
-    spec_file = word_after("--spec", command, "")
-    spec: dict[str, Any] = read_spec(spec_file) if spec_file else {"rule": "", "settings": {}}
     if gpus:
         claim_gpus(gpus)
         if not selected_code(spec["settings"])[1]:
@@ -230,13 +233,12 @@ def claim_gpus(number: int) -> None:
 
         visible = ",".join(map(str, range(torch.cuda.device_count())))
     devices = [device for device in visible.replace(" ", "").split(",") if device]
-    slurm_job = os.environ.get("SLURM_JOB_ID")
+    slurm_job = os.environ.get("SLURM_JOB_ID", "")
     # Slurm assigns each job its GPUs. In an interactive job with more of them, several of our jobs
     # may run at once.
     if len(devices) < number or (slurm_job and len(devices) == number):
         return
-    names = ["snakechat", str(os.getuid()), *([slurm_job] if slurm_job else [])]
-    folder = Path(tempfile.gettempdir(), "-".join(names))
+    folder = Path(tempfile.gettempdir(), f"snakechat-{os.getuid()}-{slurm_job}")
     folder.mkdir(mode=0o700, exist_ok=True)
     claimed: list[str] = []
     # One job claims at a time: if two jobs each held half of the GPUs, neither could start.
@@ -299,12 +301,10 @@ def slurm_step(placement: Placement) -> list[str]:
     port = str(free_port(20000 + int(job) % 10000))
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR") or socket.gethostname()
     os.environ.update(PET_MASTER_ADDR=address, PET_MASTER_PORT=port)
-    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}"]
-    step.append(f"--cpus-per-task={placement.threads}")
+    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    step += [f"--cpus-per-task={placement.threads}", *([f"--gres=gpu:{gpus}"] if gpus else [])]
     # A node that fails ends the others, which would wait for it.
-    step += ["--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-    step += [f"--gres=gpu:{gpus}"] if gpus else []
-    return [*step, sys.executable, *sys.argv]
+    return [*step, "--kill-on-bad-exit=1", sys.executable, *sys.argv]
 
 
 def free_port(first: int) -> int:
@@ -330,16 +330,16 @@ def run_torchrun(arguments: list[str]) -> NoReturn:
     except SignalException as stopped:
         code = 128 + stopped.sigval
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
+        code = error.get_first_failure()[1].exitcode
         # Of processes that end within a second, a killed one is the cause: it cannot say why.
         # Torchrun itself ends those that are left by SIGTERM.
-        for rank, killed in error.failures.items():
-            if killed.exitcode < 0 and killed.exitcode != -signal.SIGTERM:
-                name = signal.Signals(-killed.exitcode).name
-                print(f"error: process {rank} of the job was ended by {name}", file=sys.stderr)
-                failure = killed
-                break
-        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        killed = [rank for rank in codes if codes[rank] < 0 and codes[rank] != -signal.SIGTERM]
+        if killed:
+            code = codes[killed[0]]
+            name = signal.Signals(-code).name
+            print(f"error: process {killed[0]} of the job was ended by {name}", file=sys.stderr)
+        code = code if code > 0 else 128 - code
     # Threads of torchrun's store now and then abort the interpreter while it shuts down.
     sys.stdout.flush()
     sys.stderr.flush()

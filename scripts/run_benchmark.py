@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,7 @@ def main(job: Job[Any]) -> None:
     """Run the command, and read the metrics from its files.
 
     metrics.json has each metric by name, the 95 % intervals of those with a standard error or with
-    results by item, and these results.
-
-    Raises:
-        InputError: As run_command, or a file has no such metric.
+    results by item, and these results. Raises InputError as run_command and read_metric do.
     """
     output = job.result / "output"
     output.mkdir()
@@ -61,14 +60,15 @@ def read_metric(
         raise InputError(f"{pattern} matches {len(files)} files in {{output}}, expected 1: {names}")
     [path] = files
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            lines = filter(str.strip, text.split("\n"))
-            found: Any = [value_at(json.loads(line), keys) for line in lines]
-        else:
-            found = value_at(content := json.loads(text), keys)
+        text, is_one = path.read_text(encoding="utf-8"), path.suffix != ".jsonl"
+        lines = [text] if is_one else filter(str.strip, text.split("\n"))
+        contents = [json.loads(line) for line in lines]
+        values = [reduce(getitem, keys, content) for content in contents]
     except ValueError as error:
         raise InputError(f"{path.name} is not JSON: {error}") from None
+    except (LookupError, TypeError):
+        raise InputError(f"{path.name} has no {'.'.join(map(str, keys))}") from None
+    found: Any = values[0] if is_one else values
     values = found if isinstance(found, list) else [found]
     if not values or not all(map(is_number, values)):
         raise InputError(f"{path.name}: expected a number, found {repr(found)[:80]}")
@@ -77,26 +77,13 @@ def read_metric(
         return value, interval, [float(value) for value in values]
     # lm-evaluation-harness names the standard error of "acc,none" "acc_stderr,none".
     *before, last = keys or [""]
-    with suppress(InputError):
-        half = value_at(content, [*before, re.sub("(?=,|$)", "_stderr", str(last), count=1)])
+    with suppress(LookupError, TypeError):
+        name = re.sub("(?=,|$)", "_stderr", str(last), count=1)
+        half = reduce(getitem, [*before, name], contents[0])
         if is_number(half) and half:
             half *= NORMAL_QUANTILE
             return float(found), [found - half, found + half], []
     return float(found), None, []
-
-
-def value_at(content: Any, keys: Sequence[str | int]) -> Any:
-    """Return the value that keys lead to.
-
-    Raises:
-        InputError: One of them does not exist.
-    """
-    for key in keys:
-        try:
-            content = content[key]
-        except (KeyError, IndexError, TypeError):
-            raise InputError(f"there is no {key!r} in {content!r}") from None
-    return content
 
 
 def is_number(value: Any) -> bool:

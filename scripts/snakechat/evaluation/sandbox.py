@@ -4,10 +4,9 @@ Text may overflow a number, nest without end, or make a regular expression searc
 failed then; whoever wrote the verifier reads why in the log.
 
 Code runs against tests in a process of its own: without a network, other files and other processes.
-Landlock (snakechat/workflow/kernel_limits.py) lets it read Python and its libraries, and write a
-temporary folder of limited size. snakechat/evaluation/sandbox_program.py limits memory and time,
-and allows only system calls that stay inside the process. Code that imitates, from inside, the
-signal of passed tests is not detected.
+It reads Python and its libraries, and writes a temporary folder of limited size. sandbox_program.py
+limits memory and time, and allows only system calls that stay inside the process. Code that
+imitates, from inside, the signal of passed tests is not detected.
 """
 
 import json
@@ -89,9 +88,11 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
     # The check itself runs empty code.
     if code or tests:
         check_sandbox()
-    token, read = secrets.token_hex(), [*SYSTEM_FOLDERS, sys.base_prefix]
-    request = {"code": code, "tests": [*tests], "token": token, "read": read}
-    request |= {"seconds": seconds, "memory_bytes": memory_bytes}
+    token = secrets.token_hex()
+    request = {
+        **{"code": code, "tests": [*tests], "seconds": seconds, "memory_bytes": memory_bytes},
+        **{"token": token, "read": [*SYSTEM_FOLDERS, sys.base_prefix]},
+    }
     start = f"import sys; sys.path.append({str(SCRIPTS)!r})"
     start += f"; from {sandbox_program.__name__} import main; main()"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -14,7 +14,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,19 +64,16 @@ class Job(Generic[S]):
     Attributes:
         spec: The spec file, parsed.
         settings: The settings of the spec, as an instance of the program's settings class.
-        placement: Where and how the job runs (processes, memory settings), from the command line.
-        options: What else the run uses that its result does not depend on, from the command line.
+        placement, options: Where and how the job runs, and what else it uses.
         inputs: Folders of the results of the upstream jobs in the store, by name.
+        key: Digest of everything that determines the content of the result.
         target: Path of the result, a link to `stored`.
         place: Folder in the store that a new result gets.
         stored: Folder of the result: `place`, unless another store has it.
-        result: Folder that main fills.
-        facts: What the job found out (a commit, rows dropped by reason); main fills it, and it
-            becomes part of the manifest.
-        record: Measurements of this run (throughput, GPU memory) for run.json.
-        key: Digest of everything that determines the content of the result.
-        states: Folder where an interrupted run keeps its checkpoints.
+        result, states: Folders that main fills: the result, and checkpoints of an interrupted run.
         log_folder: Folder of the TensorBoard logs.
+        facts: What main found out (a commit, rows dropped by reason), for the manifest.
+        record: Measurements of this run (throughput, GPU memory), for run.json.
     """
 
     def __init__(
@@ -114,45 +111,33 @@ class Job(Generic[S]):
 
 def _input_folder(entry: Mapping[str, str]) -> Path:
     """Return the folder of an input in the store, relative to the working directory if below."""
-    path = Path(entry["path"])
-    if not path.is_symlink():
-        return path
-    folder = Path(os.path.realpath(path / MANIFEST)).parent
-    here = Path.cwd().resolve()
+    path, here = Path(entry["path"]), Path.cwd().resolve()
+    folder = Path(os.path.realpath(path / MANIFEST)).parent if path.is_symlink() else path
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace) -> None:
-    """Run main(job).
+    """Run main(job), which fills job.result.
 
     Every process of a job computes; only the first one writes. The launcher, which started them,
-    has checked the spec, the code and the inputs, and completes and publishes the result.
+    has checked the spec, the code and the inputs, and completes and publishes the result. Exits
+    with code 1 and one line on standard error if the input, the code or the spec is wrong.
 
-    Args:
-        main: Fills job.result.
-        settings_type: Class of job.settings, called with the settings of the spec by keyword.
-
-    Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
+    settings_type: Class of job.settings, called with the settings of the spec by keyword.
     """
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--spec")
-    parser.add_argument("--placement", default="{}")
-    parser.add_argument("--options", default="{}")
-    arguments, unknown = parser.parse_known_args()
-    if unknown or not arguments.spec:
+    spec_file, placement, options, unknown = parse_words(sys.argv[1:])
+    if unknown or not spec_file:
         # It was started with flags of DeepSpeed-Chat.
         sys.exit(
-            f"error: Snakemake starts {parser.prog}: snakemake --cores 1 TARGET"
+            f"error: Snakemake starts {Path(sys.argv[0]).name}: snakemake --cores 1 TARGET"
             " (docs/en/migration.md has DeepSpeed-Chat's programs as targets, and their flags as"
             " keys of a recipe)"
         )
 
     def work() -> None:
-        spec = read_spec(arguments.spec)
+        spec = read_spec(spec_file)
         if spec.get("deterministic"):
             request_deterministic_kernels()
-        placement = Placement(**json.loads(arguments.placement))
-        options = RunOptions(**json.loads(arguments.options))
         job = Job(spec, read_manifests(spec), placement, options, settings_type)
         if os.environ.get(PREPARED) != job.key:
             raise InputError(f"scripts/launch.py starts this program: run snakemake {job.target}")
@@ -162,13 +147,23 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if rank() == 0:
             write_outcome(job)
 
-    report_errors(work, arguments.spec)
+    report_errors(work, spec_file)
     if world_size() > 1:
         # DeepSpeed keeps references to process groups. Their threads outlive the groups and now and
         # then abort the interpreter while it shuts down.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def parse_words(words: Sequence[str]) -> tuple[str, Placement, RunOptions, list[str]]:
+    """Return the spec file, placement and options of a job's program, and its other arguments."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--spec", default="")
+    parser.add_argument("--placement", default="{}", type=json.loads)
+    parser.add_argument("--options", default="{}", type=json.loads)
+    found, others = parser.parse_known_args(words)
+    return found.spec, Placement(**found.placement), RunOptions(**found.options), others
 
 
 def report_errors(work: Callable[[], T], spec_file: str) -> T:
@@ -219,13 +214,12 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
 
 def write_outcome(job: Job[Any]) -> None:
     """Write what the launcher completes a result with: facts, and measurements of this run."""
-    # A training has replaced `auto`.
-    placement = {key: value for key, value in vars(job.placement).items() if value is not None}
     measured = {
         **job.record,
         "peak_memory_mb": peak_memory_mb(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        "placement": placement,
+        # A training has replaced `auto`.
+        "placement": {name: each for name, each in vars(job.placement).items() if each is not None},
     }
     outcome = canonical_json({"facts": job.facts, "measured": measured})
     (job.result / RUN_RECORD).write_text(outcome)

@@ -151,7 +151,7 @@ def test_a_system_that_denies_isolation_is_named(monkeypatch):
     sandbox.check_sandbox.cache_clear()
     monkeypatch.setattr(sandbox, "SCRIPTS", "/nonexistent")
     with pytest.raises(InputError, match="which this system lacks or denies"):
-        sandbox.passes("", [], 5, MEMORY)
+        sandbox.passes("pass", [], 5, MEMORY)
 
 
 def decide(program, machine, number, *arguments):
