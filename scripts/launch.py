@@ -4,8 +4,8 @@
 
 A node without GPUs has one process on its CPU. One process is plain Python; torchrun starts several
 processes of a node. For several nodes, this program starts itself on each node as a step of its
-Slurm job (srun). On Kubernetes, a PyTorchJob starts it on each node. Options before the program are
-options of torchrun, which replace the placement.
+Slurm job (srun). On Kubernetes, a PyTorchJob starts it on each node. With options before the
+program, it is torchrun.
 
 The placement's `environment` has variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables
@@ -79,29 +79,24 @@ def main() -> None:
         prepare_environment()
         # Commands of users, and jobs with limits, have another home.
         os.environ["HF_HOME"] = hub_folder()
-    start = next(index for index, word in enumerate(sys.argv) if index and word[0] != "-")
-    group, command = sys.argv[1:start], sys.argv[start:]
+    command = sys.argv[1:]
+    if command[0].startswith("-"):
+        run_torchrun(command)
     spec_file, placement, options, _ = parse_words(command[1:])
-    # Another launcher has prepared the job and publishes its result.
-    is_inner = not spec_file or PREPARED in os.environ
-    if group and is_inner:
-        run_torchrun([*group, *command])
     os.environ.update(placement.environment or {})
-    has_nodes = placement.nodes > 1 and not group
-    node = this_node() if has_nodes else None
+    node = this_node() if placement.nodes > 1 else None
 
     def launch() -> int:
-        if has_nodes and not node:
+        if placement.nodes > 1 and not node:
             return run_child(slurm_step(placement))[0]
         spec = read_spec(spec_file) if spec_file else {"rule": "", "settings": {}}
-        return run_processes(command, spec, placement, group, node)
+        return run_processes(command, spec, placement, node)
 
     def make_result() -> int:
         started = time.time()
-        connects = bool(group) or placement.num_processes > 1
         # Nodes that an operator of Kubernetes started have to decide the same.
         number = node.number if node else None
-        job = prepare(spec_file, command[0], placement, options, connects, number)
+        job = prepare(spec_file, command[0], placement, options, number)
         if job is None:
             return 0
         # A command of a user reads copies of its files.
@@ -112,15 +107,13 @@ def main() -> None:
             publish_result(job, started)
         return code
 
+    # Another launcher has prepared the job and publishes its result.
+    is_inner = not spec_file or PREPARED in os.environ
     sys.exit(launch() if is_inner else report_errors(make_result, spec_file))
 
 
 def run_processes(
-    command: Sequence[str],
-    spec: Mapping[str, Any],
-    placement: Placement,
-    group: Sequence[str],
-    node: Node | None,
+    command: Sequence[str], spec: Mapping[str, Any], placement: Placement, node: Node | None
 ) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
@@ -128,7 +121,6 @@ def run_processes(
         command: The program and its arguments.
         spec: The spec of its job.
         placement: Where and how the job runs.
-        group: torchrun's options, which replace the placement.
         node: This node, if the job has several.
     """
     gpus, threads = placement.gpus_per_node, placement.threads
@@ -162,13 +154,13 @@ def run_processes(
             if node:
                 options = [f"--nnodes={placement.nodes}", f"--node-rank={node.number}"]
                 options += [f"--master-addr={node.address}", f"--master-port={node.port + number}"]
-            options = [*(group or options), *words]
-            return [sys.executable, sys.argv[0], f"--nproc-per-node={processes}", *options]
+            options.append(f"--nproc-per-node={processes}")
+            return [sys.executable, sys.argv[0], *options, *words]
 
-        if goes_down(placement) and spec["rule"].startswith("train_") and not (is_command or group):
+        if goes_down(placement) and spec["rule"].startswith("train_") and not is_command:
             ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
             return run_on_rungs(ladder, placement.nodes, torchrun)
-        if group or (not is_command and (node or processes > 1)):
+        if not is_command and (node or processes > 1):
             return run_child(torchrun())[0]
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)

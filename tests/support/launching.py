@@ -13,11 +13,13 @@ def launch(
 ):
     """Start a program in a number of processes; return the launcher, whose output is text.
 
-    device: cpu or cuda, on which the program computes. environment: Further variables.
+    number: Without one, its placement has it. device: cpu or cuda, on which the program computes.
+    environment: Further variables.
     """
-    command = [ROOT / "tests/bin/python", launcher, "--standalone"]
+    group = ["--standalone", f"--nproc-per-node={number}"] if number else []
+    command = [ROOT / "tests/bin/python", launcher, *group, program, *arguments]
     return subprocess.Popen(
-        [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
+        [*map(str, command)],
         cwd=folder,
         env={
             **os.environ,

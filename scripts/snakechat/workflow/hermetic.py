@@ -60,9 +60,7 @@ def hub_folder() -> str:
     return os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
 
 
-def limits_of(
-    job: Job[Any], spec_file: str, program: str, modules: Modules, connects: bool
-) -> dict[str, Any]:
+def limits_of(job: Job[Any], spec_file: str, program: str, modules: Modules) -> dict[str, Any]:
     """Return what the program of a job may do, as the arguments of `confine` (confined.py)."""
     spec, settings, options = job.spec, job.spec["settings"], job.options
     # Records of runs do not belong to results: pages show them, and a training that is made again
@@ -95,8 +93,8 @@ def limits_of(
         "folders": [*map(str, modules.folders)],
         "write": [*map(str, write)],
         "network": has_network,
-        # Its processes may connect to each other in any way.
-        "connects": connects or is_command,
+        # Processes of a command may connect to each other in any way.
+        "connects": job.placement.num_processes > 1 or is_command,
         "nodes": job.placement.nodes > 1,
         "gpus": job.placement.gpus_per_node > 0 or is_command,
     }

@@ -64,7 +64,6 @@ def prepare(
     program: str,
     placement: Placement,
     options: RunOptions,
-    connects: bool = False,
     node: int | None = None,
 ) -> Job[Any] | None:
     """Prepare a job for its program, unless its result exists: then link it, and return None.
@@ -76,10 +75,8 @@ def prepare(
     A result exists if the inputs were rebuilt and came out the same, if the job was killed before
     it was published, or if another job makes the same one at the same time.
 
-    Args:
-        connects: Whether the job has several processes, which connect to each other.
-        node: Number of this node, if several ones decide separately, and have to decide the same:
-            then the result exists only if the store has it.
+    node: Number of this node, if several ones decide separately, and have to decide the same: then
+        the result exists only if the store has it.
 
     Raises:
         InputError: The spec, the code, a library or an input is not what was planned.
@@ -116,7 +113,7 @@ def prepare(
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
     if hermetic_version(options.hermetic):
         path = work_path(job.place, "limits.json")
-        limits = limits_of(job, spec_file, program, modules, connects)
+        limits = limits_of(job, spec_file, program, modules)
         write_atomically(path, json.dumps(limits), durable=False)
         os.environ[LIMITS] = str(path)
     return job

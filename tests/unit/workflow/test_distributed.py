@@ -31,8 +31,9 @@ from snakechat.workflow.job import run
 
 
 def main(job):
-    distributed.init_process_group("gloo")
-    atexit.register(distributed.destroy_process_group)
+    if world_size() > 1:
+        distributed.init_process_group("gloo")
+        atexit.register(distributed.destroy_process_group)
     event, is_last_rank = os.environ["EVENT"], rank() == world_size() - 1
     if event == "write late, abort":
         # As threads of process groups do that outlive them.
@@ -81,8 +82,9 @@ def job(tmp_path):
     def start(number, event):
         """Start the program in a number of processes."""
         options = ["--spec", "spec.json", "--options", json.dumps({"save_steps": 10})]
-        options += ["--placement", json.dumps({"micro_batch_tokens": 64})]
-        return launch(number, program, *options, folder=tmp_path, EVENT=event)
+        options += ["--placement", json.dumps({"gpus_per_node": number})]
+        variables = {"EVENT": event, "CUDA_VISIBLE_DEVICES": ""}
+        return launch(None, program, *options, folder=tmp_path, **variables)
 
     def end(number, event):
         """Run the program; return its exit code and its lines, without those about the progress."""
