@@ -51,8 +51,7 @@ SYSTEM = {
 }
 # Devices that libraries also write.
 DEVICES = {
-    "discarded output, empty memory, random numbers": "/dev/null /dev/zero /dev/random"
-    " /dev/urandom",
+    "discarded output, zeros, random numbers": "/dev/null /dev/zero /dev/random /dev/urandom",
     "tests of full disks": "/dev/full",
     "questions for passwords, which fail": "/dev/tty",
     "GPUs of NVIDIA, of AMD and in WSL": "/dev/nvidia* /dev/dri /dev/kfd /dev/dxg",
@@ -68,11 +67,10 @@ MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 def main() -> None:
     limits, folder, *sys.argv = sys.argv[1:]
     confine(folder, **json.loads(Path(limits).read_text()))
-    program = Path(sys.argv[0])
     # In place of this module.
-    main_module = vars(sys.modules["__main__"])
-    main_module["__file__"] = sys.argv[0]
-    exec(compile(program.read_bytes(), program, "exec"), main_module)
+    program, namespace = sys.argv[0], globals()
+    namespace["__file__"] = program
+    exec(compile(Path(program).read_bytes(), program, "exec"), namespace)
 
 
 def confine(
@@ -107,19 +105,20 @@ def confine(
     drop_capabilities(READING_CAPABILITIES)
     ports: Iterable[int] | None = None if network else ()
     # A cluster may choose another port at which processes meet.
-    named = [int(os.environ[name]) for name in MASTER_PORTS if os.environ.get(name)]
+    named = [os.environ.get(name) for name in MASTER_PORTS] if connects else []
+    listens = [int(port) for port in named if port]
     if connects and not network:
         # torch warns for each connection that it finds no name of the other side.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         first, last = map(int, PORT_RANGE.read_text().split())
-        ports = {*range(first, last + 1), *named}
+        ports = {*range(first, last + 1), *listens}
     restrict(
         read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *read],
         folders=folders,
         write=[SHARED_MEMORY, folder, *write],
         devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
         ports=ports,
-        listens=named if connects else (),
+        listens=listens,
     )
     deny_uncovered_calls(network or nodes, has_unix_sockets=gpus)
     os.environ[CONFINED] = str(landlock_version())

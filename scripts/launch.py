@@ -39,7 +39,7 @@ from typing import Any, NamedTuple, NoReturn
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
-from snakechat.workflow.errors import InputError, one_line_errors
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import (
     PREPARED,
@@ -72,7 +72,6 @@ class Node(NamedTuple):
     port: int
 
 
-@one_line_errors()
 def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
@@ -109,7 +108,7 @@ def main() -> None:
 
     # Another launcher has prepared the job and publishes its result.
     is_inner = not spec_file or PREPARED in os.environ
-    sys.exit(launch() if is_inner else report_errors(make_result, spec_file))
+    sys.exit(report_errors(launch if is_inner else make_result, spec_file))
 
 
 def run_processes(

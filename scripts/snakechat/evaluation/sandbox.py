@@ -4,9 +4,9 @@ Text may overflow a number, nest without end, or make a regular expression searc
 failed then; whoever wrote the verifier reads why in the log.
 
 Code runs against tests in a process of its own: without a network, other files and other processes.
-It reads Python and its libraries, and writes a temporary folder of limited size. sandbox_program.py
-limits memory and time, and allows only system calls that stay inside the process. Code that
-imitates, from inside, the signal of passed tests is not detected.
+It reads Python and its libraries, and writes a temporary folder of limited size. The program in it
+(snakechat/workflow/kernel_limits.py) limits memory and time, and allows only system calls that stay
+inside the process. Code that imitates, from inside, the signal of passed tests is not detected.
 """
 
 import json
@@ -23,9 +23,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version
+from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version, run_in_sandbox
 
 # Seconds for a verifier of text, which usually takes less than 1 ms.
 MAX_SECONDS = 5.0
@@ -94,7 +93,7 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
         **{"token": token, "read": [*SYSTEM_FOLDERS, sys.base_prefix]},
     }
     start = f"import sys; sys.path.append({str(SCRIPTS)!r})"
-    start += f"; from {sandbox_program.__name__} import main; main()"
+    start += f"; from {run_in_sandbox.__module__} import run_in_sandbox; run_in_sandbox()"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -36,10 +36,8 @@ class Placement:
 
     threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
     `auto` (snakechat.training.rungs). snakechat.modeling.acceleration has what None means for each
-    device, scripts/launch.py sets environment, and critic_zero_stage defaults to zero_stage.
-
-    The defaults suit a job without models: one process on a CPU, with Snakemake's default memory
-    and time.
+    device, and critic_zero_stage defaults to zero_stage. The defaults suit a job without models:
+    one process on a CPU, with Snakemake's default memory and time.
     """
 
     nodes: int = 1
@@ -80,14 +78,13 @@ class Placement:
         return self.is_partitioned(dtype) and (several or self.offload == "parameters")
 
 
-# Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
-# scaling.
-UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
-
-
 def stage_used(zero_stage: int, dtype: str) -> int:
-    """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported."""
-    return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage
+    """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported.
+
+    Stage 1 accumulates gradients in 16 bits, and stage 0 has no loss scaling.
+    """
+    unsupported: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
+    return 2 if zero_stage in unsupported[dtype] else zero_stage
 
 
 SERIAL = Placement()
@@ -263,18 +260,14 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when the process that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 @contextmanager
 def limited_memory(max_bytes: int) -> Iterator[None]:
     """Limit what this process allocates in a context: allocations beyond it raise MemoryError.
 
-    Mapped files do not count.
-
-    max_bytes: Memory in addition to what the process has.
+    max_bytes: Memory in addition to what the process has. Mapped files do not count.
     """
     with open("/proc/self/statm") as file:
         allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")

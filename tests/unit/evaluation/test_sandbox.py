@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.evaluation import sandbox, sandbox_program
+from snakechat.evaluation import sandbox
 from snakechat.workflow import kernel_limits
 from snakechat.workflow.errors import InputError
 
@@ -140,7 +140,7 @@ def test_the_numbers_of_system_calls_are_those_of_the_kernel(machine, header):
     # The name of the call on other machines.
     known.setdefault("newfstatat", known.get("fstatat"))
     column = 1 + list(kernel_limits.AUDIT_ARCH).index(machine)
-    calls = f"{sandbox_program.ALLOWED},{sandbox_program.OF_ITSELF}"
+    calls = f"{kernel_limits.ALLOWED},{kernel_limits.OF_ITSELF}"
     table = [call.split() for call in calls.split(",")]
     assert {row[0]: row[column] for row in table if row[column] != "-"} == {
         row[0]: str(known[row[0]]) for row in table if row[0] in known
@@ -179,21 +179,22 @@ def decide(program, machine, number, *arguments):
 
 @pytest.mark.parametrize("machine", kernel_limits.AUDIT_ARCH)
 def test_the_filter_of_each_machine(machine):
-    program = sandbox_program.sandbox_filter(machine)
+    program = kernel_limits.sandbox_filter(machine)
     other = next(name for name in kernel_limits.AUDIT_ARCH if name != machine)
     denied, allowed = kernel_limits.FAIL | 1, kernel_limits.ALLOW
-    always = sandbox_program.numbers_of(sandbox_program.ALLOWED, machine)
-    of_itself = sandbox_program.numbers_of(sandbox_program.OF_ITSELF, machine)
-    clone, fcntl = sandbox_program.CLONE[machine], sandbox_program.FCNTL[machine]
+    always = kernel_limits.numbers_of(kernel_limits.ALLOWED, machine)
+    of_itself = kernel_limits.numbers_of(kernel_limits.OF_ITSELF, machine)
+    column = list(kernel_limits.AUDIT_ARCH).index(machine)
+    clone, fcntl = kernel_limits.CLONE[column], kernel_limits.FCNTL[column]
     assert all(decide(program, machine, number, 7) == allowed for number in always)
     assert all(decide(program, machine, number, 0) == allowed for number in of_itself)
     assert all(decide(program, machine, number, 7) == denied for number in of_itself)
-    others = {*range(600)} - {*always, *of_itself, clone, fcntl, sandbox_program.CLONE3}
+    others = {*range(600)} - {*always, *of_itself, clone, fcntl, kernel_limits.CLONE3}
     assert all(decide(program, machine, number) == denied for number in others)
     assert decide(program, machine, clone) == denied
-    assert decide(program, machine, clone, sandbox_program.CLONE_THREAD | 1) == allowed
+    assert decide(program, machine, clone, kernel_limits.CLONE_THREAD | 1) == allowed
     assert decide(program, machine, fcntl, 0, 1) == allowed
     assert decide(program, machine, fcntl, 0, 10) == denied
-    assert decide(program, machine, sandbox_program.CLONE3) == kernel_limits.FAIL | 38
+    assert decide(program, machine, kernel_limits.CLONE3) == kernel_limits.FAIL | 38
     assert decide(program, machine, kernel_limits.X32 + 1) == kernel_limits.KILL
     assert decide(program, other, 0) == kernel_limits.KILL
