@@ -18,9 +18,11 @@ from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError, ProgressLines, warn
-from snakechat.workflow.job import READING, Job, run
+from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import limited_memory
 
+# The file that is read, for the message when memory is exhausted.
+NOTE = "reading"
 # Additional memory that reading may use.
 MAX_MEMORY_BYTES = 800 << 20
 
@@ -28,10 +30,9 @@ MAX_MEMORY_BYTES = 800 << 20
 def main(job: Job) -> None:
     """Generate the toy, or import the files of each split.
 
-    A file may be made to exhaust the memory or to crash a parser, of which several are C++
-    programs. scripts/launch.py names the file whose reading ended this process.
+    A file may be made to exhaust the memory.
     """
-    settings, note = job.settings, job.states / READING
+    settings, note = job.settings, job.states / NOTE
     if hasattr(settings, "generate"):
         try:
             toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
@@ -89,8 +90,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
     used = [*column_paths(settings.columns), *settings.keep.values()]
     progress = ProgressLines(f"import {split}", "rows", None)
     for name, path in files.items():
-        # scripts/launch.py reads it.
-        (job.states / READING).write_text(str(path))
+        (job.states / NOTE).write_text(str(path))
         for number, row in read_rows(path, used):
             read += 1
             progress.update(read)

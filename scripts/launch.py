@@ -43,7 +43,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import (
     PREPARED,
-    READING,
     STATES,
     parse_words,
     read_spec,
@@ -171,8 +170,18 @@ def run_processes(
             os.environ.update(PET_NNODES=str(placement.nodes), RANK=str(node.number))
         code, signals = run_child([sys.executable, *words])
     if code > 128 and not signals:
-        print(f"error: {describe_kill(command[0], code - 128)}", file=sys.stderr)
+        print(f"error: {describe_kill(Path(command[0]).name, code - 128)}", file=sys.stderr)
     return code
+
+
+def describe_kill(program: str, number: int) -> str:
+    """Describe in one line that a signal ended the only process of a job."""
+    if number == signal.SIGPROF:
+        return (
+            f"{program}: a chat template, or a regular expression of tokenizer.json, did not end:"
+            " replace it in the tokenizer's files"
+        )
+    return f"{program} was ended by {signal.Signals(number).name}"
 
 
 def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Callable[[int], list[str]]) -> int:
@@ -246,23 +255,6 @@ def claim_gpus(number: int) -> None:
             f" Snakemake with --resources gpu={len(devices)}, so that it counts them"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
-
-
-def describe_kill(program: str, number: int) -> str:
-    """Describe in one line that a signal ended the only process of a job."""
-    name, program = signal.Signals(number).name, Path(program).name
-    if number == signal.SIGPROF:
-        return (
-            f"{program}: a chat template, or a regular expression of tokenizer.json, did not end:"
-            " replace it in the tokenizer's files"
-        )
-    reading = Path(os.environ.get(STATES, ""), READING)
-    if reading.is_file():
-        return (
-            f"{reading.read_text()}: {name} ended the process that reads: the file is damaged, or"
-            " the memory is full"
-        )
-    return f"{program} was ended by {name}"
 
 
 def this_node() -> Node | None:

@@ -66,7 +66,7 @@ def test_a_template_without_end_ends_the_process_with_one_line(endless, tokenize
     command = [sys.executable, "-c", PROGRAM, tmp_path, "{{ messages }}", endless]
     process = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, timeout=100)
     assert (process.returncode, process.stderr) == (-signal.SIGPROF, b"")
-    line = describe_kill("scripts/fetch_model.py", signal.SIGPROF)
+    line = describe_kill("fetch_model.py", signal.SIGPROF)
     assert line.startswith("fetch_model.py: a chat template, or a regular expression of tokenizer")
 
 
