@@ -18,8 +18,7 @@ A training on GPUs whose placement has `auto` may run out of memory, or be kille
 program stays, and starts its processes again with a placement that needs less memory
 (snakechat/training/rungs.py). Several nodes learn of it from the folder of the checkpoints.
 
-Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
-killed cannot report anything: this program reports it.
+Each process reports its own errors. This program reports that a process was killed.
 """
 
 import fcntl
@@ -115,11 +114,7 @@ def run_processes(
 ) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
-    Args:
-        command: The program and its arguments.
-        spec: The spec of its job.
-        placement: Where and how the job runs.
-        node: This node, if the job has several.
+    command: The program and its arguments. node: This node, if the job has several.
     """
     gpus, threads = placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
@@ -325,7 +320,6 @@ def run_torchrun(arguments: list[str]) -> NoReturn:
         code = code if code > 0 else 128 - code
     # Threads of torchrun's store now and then abort the interpreter while it shuts down.
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 

@@ -53,10 +53,7 @@ UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundE
 
 
 def names_in(command: str) -> set[str]:
-    """Return the names in braces of a command. {{ and }} are single braces.
-
-    Raises ValueError if a brace is neither closed nor doubled.
-    """
+    """Return the names in braces of a command; ValueError if one is neither closed nor doubled."""
     fields = [field for _, *field in Formatter().parse(command) if field[0] is not None]
     # A format is a part of the name, which is unknown then.
     return {":".join(filter(None, field)) for field in fields}
@@ -78,18 +75,13 @@ def command_words(command: str, values: Mapping[str, str]) -> list[str]:
 
 @cache
 def read_interpreter(python: str) -> tuple[dict[str, str], list[str]]:
-    """Return the versions of an interpreter (python) and of its distributions, and its folders.
-
-    Raises InputError if it does not exist, or is not Python.
-    """
+    """Return the versions of an interpreter (python) and of its distributions, and its folders."""
     try:
         done = subprocess.run([python, "-I", "-c", QUERY], capture_output=True, timeout=60)
         found, folders = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else "is not Python"
-        raise InputError(
-            f"{python} {reason}: create the environment, or correct the path"
-        ) from None
+        raise InputError(f"{python} {reason}: create it, or correct the path") from None
     return dict(sorted((normalized(name), version) for name, version in found.items())), folders
 
 
@@ -99,10 +91,7 @@ def pins_in(lock: Path) -> dict[str, str]:
 
 
 def check_versions(python: str, settings: Any) -> dict[str, str]:
-    """Check that an interpreter has the planned versions, and return all of its versions.
-
-    Raises InputError if it has others, or none of them.
-    """
+    """Return all versions of an interpreter; InputError if they are not those of the plan."""
     (found, _), planned = read_interpreter(python), settings.distributions
     # A lock may lack some, and have those of other platforms.
     has_lock = hasattr(settings, "lock")
@@ -144,8 +133,8 @@ def run_command(job: Job[Any], output: Path) -> None:
     folders["model"] = folders["reference"] = folders.get("actor") or folders["model"]
     folders |= {"output": output, "state": job.states, "log_dir": job.log_folder}
     values = {name: os.path.abspath(folder) for name, folder in folders.items()}
-    values |= {"python": python, "seed": str(getattr(settings, "seed", ""))}
-    values["gpus"] = str(job.placement.gpus_per_node)
+    seed, gpus = getattr(settings, "seed", ""), job.placement.gpus_per_node
+    values |= {"python": python, "seed": str(seed), "gpus": str(gpus)}
     files = {root / name: digest for name, digest in job.spec["files"].items()}
     copied = {path for path in files if ".." not in path.relative_to(root).parts}
     with tempfile.TemporaryDirectory(prefix="command-") as name:
@@ -220,13 +209,10 @@ def run_child(
 ) -> tuple[int, list[int]]:
     """Run a command, which ends with this process and gets the signals that ask it to stop.
 
-    Args:
-        words: The command. It inherits the lock of the job.
-        should_end: Called every second; the command gets SIGTERM once it returns True.
-        options: Of subprocess.Popen.
+    It inherits the lock of the job. Returns its exit code, which is 128 + N if signal N ended it,
+    and the signals that it got.
 
-    Returns:
-        The exit code, which is 128 + N if signal N ended it, and the signals that it got.
+    should_end: Called every second; the command gets SIGTERM once it returns True.
     """
     process: subprocess.Popen[bytes] | None = None
     received: list[int] = []
@@ -239,13 +225,8 @@ def run_child(
     previous = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         # A session of its own, so that a Ctrl-C reaches it once.
-        process = subprocess.Popen(
-            words,
-            close_fds=False,
-            preexec_fn=end_with_parent,
-            start_new_session=True,
-            **options,
-        )
+        options |= {"close_fds": False, "preexec_fn": end_with_parent, "start_new_session": True}
+        process = subprocess.Popen(words, **options)
         # Signals that arrived before it was started.
         for number in received:
             process.send_signal(number)

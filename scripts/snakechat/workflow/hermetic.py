@@ -1,8 +1,7 @@
 """What the job of a build may read and write: what its key counts, and its result.
 
-The launcher (scripts/launch.py) is not limited: it locks, checks, publishes and links. It writes
-the limits of a job into a file, and scripts/confined.py takes them on before a program of the job
-imports anything.
+The launcher is not limited. It writes the limits of a job into a file; scripts/confined.py takes
+them on before a program of the job imports anything.
 
 Standard library only.
 """

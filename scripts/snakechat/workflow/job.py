@@ -1,7 +1,6 @@
 """Run a program of the build: read a spec, fill a result folder.
 
-A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. The
-launcher completes and publishes it (snakechat.workflow.publishing).
+A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result.
 
 Standard library only: scripts/launch.py imports it.
 """
@@ -150,7 +149,6 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         # DeepSpeed keeps references to process groups. Their threads outlive the groups and now and
         # then abort the interpreter while it shuts down.
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(0)
 
 

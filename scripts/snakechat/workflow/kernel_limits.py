@@ -3,8 +3,7 @@
 Landlock (landlock(7), Linux 5.13) lets a process read, write and connect to what it names, and
 nothing else. A filter (seccomp(2)) sees the number of a system call and its arguments, but no
 memory that they point to. Both hold for all threads that the calling thread starts later and for
-all programs that these run, whichever language reads, and nothing can lift them. What a job may use
-is decided in hermetic.py, and scripts/confined.py applies it.
+all programs that these run, whichever language reads, and nothing can lift them.
 
 Standard library only: it runs before the first import of a program.
 """
@@ -57,10 +56,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 if it has none, or has disabled it.
-
-    It is 0 also on a machine whose system calls this module does not know.
-    """
+    """Return the version of the kernel's Landlock; 0 without it, and on unknown machines."""
     if platform.machine() not in AUDIT_ARCH:
         return 0
     return max(int(libc.syscall(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)), 0)
@@ -77,8 +73,8 @@ def restrict(
 ) -> None:
     """Limit this thread, and what it starts from now on, for good.
 
-    The rights that the kernel's version of Landlock does not know stay unlimited. A path that does
-    not exist is skipped. Raises OSError if the kernel has no Landlock, or denies a call.
+    The rights that the kernel's version of Landlock does not know stay unlimited. Skips paths that
+    do not exist. Raises OSError if the kernel has no Landlock, or denies a call.
 
     Args:
         read: Files, and folders below which all may be read and run.
@@ -115,14 +111,10 @@ def restrict(
         for right, allowed_ports in ((BIND_TCP, (0, *listens)), (CONNECT_TCP, ports or ())):
             for port in allowed_ports:
                 add(RULE_NET_PORT, struct.pack("=QQ", right, port))
-    forbid_new_privileges()
+    # Limits require that no program gains privileges.
+    call(libc.prctl, PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
     call(libc.syscall, RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def forbid_new_privileges() -> None:
-    """Let no program that this process runs gain privileges, which limits require."""
-    call(libc.prctl, PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
 
 
 def drop_capabilities(capabilities: Sequence[int]) -> None:
@@ -171,12 +163,10 @@ Condition = tuple[int, int, int]
 
 
 class Rule(NamedTuple):
-    """What happens to a call if all conditions hold; the first rule of a call that holds decides.
-
-    action: ALLOW, or FAIL | errno.
-    """
+    """What happens to a call if all conditions hold; its first rule that holds decides."""
 
     number: int
+    # ALLOW, or FAIL | errno.
     action: int
     conditions: Sequence[Condition] = ()
 
@@ -212,7 +202,7 @@ def install_filter(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions and their address.
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
-    forbid_new_privileges()
+    call(libc.prctl, PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
     call(libc.prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header))
 
 
@@ -224,8 +214,6 @@ SOCK_STREAM, SOCK_TYPE_MASK, IPPROTO_TCP = 1, 0xF, 6
 
 def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
     """Deny calls that reach what Landlock does not cover: other sockets than TCP, and io_uring.
-
-    A socket of NETLINK_ROUTE lists the interfaces of the machine, which gloo needs.
 
     Args:
         has_network: Whether the process may open any socket.
@@ -243,6 +231,7 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
             for family in (AF_INET, AF_INET6)
             for protocol in (0, IPPROTO_TCP)
         ]
+        # NETLINK_ROUTE lists the interfaces of the machine, which gloo needs.
         allowed.append([(0, WHOLE, AF_NETLINK), (2, WHOLE, 0)])
         if has_unix_sockets:
             allowed.append([(0, WHOLE, AF_UNIX)])
