@@ -40,22 +40,14 @@ from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
-from snakechat.workflow.job import (
-    PREPARED,
-    STATES,
-    parse_words,
-    read_spec,
-    report_errors,
-)
+from snakechat.workflow.job import PREPARED, STATES, parse_words, read_spec, report_errors
 from snakechat.workflow.manifest import planned_files
-from snakechat.workflow.processes import SERIAL, Placement, prepare_environment
+from snakechat.workflow.processes import SERIAL, Placement, prepare_environment, set_threads
 from snakechat.workflow.publishing import prepare, publish_result
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Variables with the number of CPU threads of the libraries that a process loads.
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 # Seconds that processes have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
 # Seconds that a node waits, after its processes have failed, for another node to note why.
@@ -130,7 +122,7 @@ def run_processes(
     # The command of a user starts its own processes.
     is_command = "command" in spec["settings"]
     processes = 1 if is_command else max(gpus, 1)
-    os.environ.update(dict.fromkeys(THREADS, str(max(threads // processes, 1))))
+    set_threads(max(threads // processes, 1))
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)

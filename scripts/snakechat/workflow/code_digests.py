@@ -48,8 +48,6 @@ SOURCE_READERS = {
     *("linecache", "f_lineno", "tb_lineno", "co_filename", "co_firstlineno", "co_lines"),
     *("co_code", "co_consts", "co_linetable", "co_positions", "co_qualname", "co_names"),
 }
-# Reward functions are programs of users, which may open their own file.
-REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
 DATA_FOLDERS = ("templates", "tables")
@@ -97,7 +95,8 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             strings.add(node.value)
     text = ast.dump(module)
-    readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
+    # Reward functions are programs of users, which may open their own file.
+    readers = SOURCE_READERS | {"__file__"} if is_reward else SOURCE_READERS
     counted = text.encode() if readers.isdisjoint(re.findall(r"\w+", text)) else data
     names_of_files = sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text))
     return hashlib.sha256(counted).hexdigest(), imports, names_of_files

@@ -166,6 +166,12 @@ def prepare_environment() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def set_threads(number: int) -> None:
+    """Set the number of CPU threads of the libraries that a process of the job loads."""
+    for library in ("OMP", "MKL", "OPENBLAS", "RAYON"):
+        os.environ[f"{library}_NUM_THREADS"] = str(number)
+
+
 # --- processes --------------------------------------------------------------------------------
 
 Scalar = TypeVar("Scalar", bool, int, float)
