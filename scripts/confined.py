@@ -2,8 +2,11 @@
 
     python scripts/confined.py LIMITS FOLDER PROGRAM ARGUMENTS...
 
-LIMITS is a file of scripts/launch.py with the arguments of confine. They hold before the program
-imports anything, and for all that it starts. FOLDER is for its temporary files and caches.
+LIMITS is a file of scripts/launch.py (snakechat.workflow.hermetic): what the program may read and
+write, whether it has the network, and whether its processes connect to each other, also on several
+nodes, whose names they may have to ask a server for, or with GPUs, also by Unix sockets. The limits
+hold before the program imports anything, and for all that it starts. FOLDER is for its temporary
+files and caches.
 """
 
 import glob
@@ -12,16 +15,10 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from snakechat.workflow.kernel_limits import (
-    READING_CAPABILITIES,
-    deny_uncovered_calls,
-    drop_capabilities,
-    landlock_version,
-    restrict,
-)
+from snakechat.workflow import kernel_limits
 from snakechat.workflow.processes import end_with_parent
 
 # The version of Landlock under which this process runs; not set without limits.
@@ -65,36 +62,9 @@ MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 
 
 def main() -> None:
-    limits, folder, *sys.argv = sys.argv[1:]
-    confine(folder, **json.loads(Path(limits).read_text()))
-    # In place of this module.
-    program, namespace = sys.argv[0], globals()
-    namespace["__file__"] = program
-    exec(compile(Path(program).read_bytes(), program, "exec"), namespace)
-
-
-def confine(
-    folder: str,
-    read: Sequence[str],
-    folders: Sequence[str],
-    write: Sequence[str] = (),
-    network: bool = False,
-    connects: bool = False,
-    nodes: bool = False,
-    gpus: bool = False,
-) -> None:
-    """Limit this process and what it starts, for good.
-
-    Args:
-        folder: A folder of the job, for temporary files and caches.
-        read: Files and folders that it may read, beyond the system and the Python environment.
-        folders: Folders in which imports look for files.
-        write: Folders that it may also write.
-        network: Whether it may use the network.
-        connects: Whether the job has several processes, which connect to each other.
-        nodes: Whether they are on several nodes, whose names they may have to ask a server for.
-        gpus: Whether they use GPUs; then they also connect by Unix sockets.
-    """
+    path, folder, *sys.argv = sys.argv[1:]
+    limits = json.loads(Path(path).read_text())
+    network, connects = limits.get("network"), limits.get("connects")
     variables = FOLDER_VARIABLES if network else (*FOLDER_VARIABLES, "HF_HOME")
     os.environ.update(dict.fromkeys(variables, folder))
     for name in COMPILER_CACHES:
@@ -102,7 +72,7 @@ def confine(
     # It may have found another folder before.
     tempfile.tempdir = folder
     end_with_parent()
-    drop_capabilities(READING_CAPABILITIES)
+    kernel_limits.drop_capabilities(kernel_limits.READING_CAPABILITIES)
     ports: Iterable[int] | None = None if network else ()
     # A cluster may choose another port at which processes meet.
     named = [os.environ.get(name) for name in MASTER_PORTS] if connects else []
@@ -112,16 +82,21 @@ def confine(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         first, last = map(int, PORT_RANGE.read_text().split())
         ports = {*range(first, last + 1), *listens}
-    restrict(
-        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *read],
-        folders=folders,
-        write=[SHARED_MEMORY, folder, *write],
+    kernel_limits.restrict(
+        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits["read"]],
+        folders=limits["folders"],
+        write=[SHARED_MEMORY, folder, *limits.get("write", ())],
         devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
         ports=ports,
         listens=listens,
     )
-    deny_uncovered_calls(network or nodes, has_unix_sockets=gpus)
-    os.environ[CONFINED] = str(landlock_version())
+    has_network = bool(network or limits.get("nodes"))
+    kernel_limits.deny_uncovered_calls(has_network, has_unix_sockets=bool(limits.get("gpus")))
+    os.environ[CONFINED] = str(kernel_limits.landlock_version())
+    # In place of this module.
+    program, namespace = sys.argv[0], globals()
+    namespace["__file__"] = program
+    exec(compile(Path(program).read_bytes(), program, "exec"), namespace)
 
 
 def python_folders() -> Iterator[str]:

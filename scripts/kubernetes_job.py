@@ -5,11 +5,10 @@
     python scripts/kubernetes_job.py --driver | kubectl apply --filename -
 
 profiles/kubernetes/config.yaml sets namespace, image, claim and mount, also of the driver, the pod
-in which Snakemake runs, and training.yaml the rest of a pod. Snakemake's own pods run on one node
-and have little shared memory. Each node of a PyTorchJob runs the same program with the same spec
-file, so that Snakemake finds the result up to date afterwards. Jobs with missing inputs are
-skipped; if all are, an error names the command that builds the inputs. Builds nothing and writes
-spec files only.
+in which Snakemake runs, and training.yaml the rest of a pod. Each node of a PyTorchJob runs the
+same program with the same spec file, so that Snakemake finds the result up to date afterwards. Jobs
+with missing inputs are skipped; if all are, an error names the command that builds the inputs.
+Builds nothing and writes spec files only.
 """
 
 import os

@@ -123,8 +123,7 @@ def run_processes(
     is_command = "command" in spec["settings"]
     processes = 1 if is_command else max(gpus, 1)
     set_threads(max(threads // processes, 1))
-    # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
-    # ends the processes 30 seconds after SIGTERM.
+    # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
     # The program has a folder of its own for its temporary files and caches.
     with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:

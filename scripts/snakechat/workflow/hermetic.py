@@ -60,7 +60,7 @@ def hub_folder() -> str:
 
 
 def limits_of(job: Job[Any], spec_file: str, program: str, modules: Modules) -> dict[str, Any]:
-    """Return what the program of a job may do, as the arguments of `confine` (confined.py)."""
+    """Return what the program of a job may do, for scripts/confined.py."""
     spec, settings, options = job.spec, job.spec["settings"], job.options
     # Records of runs do not belong to results: pages show them, and a training that is made again
     # starts with the placement that the first one found.

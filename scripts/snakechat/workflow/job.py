@@ -19,21 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
+from snakechat.workflow import manifest
 from snakechat.workflow.errors import InputError, describe_error
-from snakechat.workflow.manifest import (
-    MANIFEST,
-    RUN_RECORD,
-    Lineage,
-    Manifest,
-    canonical_json,
-    digest,
-    manifest_path,
-    merge_lineages,
-    named_lineage,
-    recorded_inputs,
-    require_manifest,
-    store_key,
-)
 from snakechat.workflow.processes import (
     Placement,
     RunOptions,
@@ -76,7 +63,7 @@ class Job(Generic[S]):
     def __init__(
         self,
         spec: dict[str, Any],
-        manifests: Mapping[str, Manifest],
+        manifests: Mapping[str, manifest.Manifest],
         placement: Placement,
         options: RunOptions,
         settings_type: Callable[..., S],
@@ -85,10 +72,10 @@ class Job(Generic[S]):
         self.settings = settings_type(**spec["settings"])
         self.placement, self.options = placement, options
         self.inputs = {name: _input_folder(entry) for name, entry in spec["inputs"].items()}
-        self.recorded_inputs = recorded_inputs(spec, manifests)
-        self.recorded_lineage = merge_lineages(manifests.values())
+        self.recorded_inputs = manifest.recorded_inputs(spec, manifests)
+        self.recorded_lineage = manifest.merge_lineages(manifests.values())
         digests = {name: entry["digest"] for name, entry in self.recorded_inputs.items()}
-        self.key = store_key(spec, digests)
+        self.key = manifest.store_key(spec, digests)
         self.target = Path(spec["path"])
         self.place = self.stored = Path(options.stores[0], spec["rule"], self.key)
         self.result, self.states = work_path(self.place, "result"), work_path(self.place, "state")
@@ -97,19 +84,19 @@ class Job(Generic[S]):
         self.record: dict[str, Any] = {}
 
     @property
-    def lineage(self) -> Lineage:
+    def lineage(self) -> manifest.Lineage:
         """All upstream jobs, back to the sources, by their paths; of a page, which shows names."""
         results = {
             entry["path"]: self.recorded_inputs[name]["result"]
             for name, entry in self.spec["inputs"].items()
         }
-        return named_lineage(results, self.recorded_lineage, self.spec["names"])
+        return manifest.named_lineage(results, self.recorded_lineage, self.spec["names"])
 
 
 def _input_folder(entry: Mapping[str, str]) -> Path:
     """Return the folder of an input in the store, relative to the working directory if below."""
     path, here = Path(entry["path"]), Path.cwd().resolve()
-    folder = Path(os.path.realpath(path / MANIFEST)).parent if path.is_symlink() else path
+    folder = Path(os.path.realpath(path / manifest.MANIFEST)).parent if path.is_symlink() else path
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
@@ -195,15 +182,15 @@ def read_spec(path: str | Path) -> dict[str, Any]:
     planned = re.search("-([0-9a-f]{16})$", Path(path).stem)
     with suppress(ValueError, RecursionError):
         spec: dict[str, Any] = json.loads(Path(path).read_text(errors="replace"))
-        if not planned or digest(spec).startswith(planned[1]):
+        if not planned or manifest.digest(spec).startswith(planned[1]):
             return spec
     raise InputError(f"{path} was edited or damaged: start the build again")
 
 
-def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
+def read_manifests(spec: Mapping[str, Any]) -> dict[str, manifest.Manifest]:
     """Return the manifests of the inputs of a job."""
     return {
-        name: require_manifest(manifest_path(entry["path"]))
+        name: manifest.require_manifest(manifest.manifest_path(entry["path"]))
         for name, entry in spec["inputs"].items()
     }
 
@@ -217,8 +204,8 @@ def write_outcome(job: Job[Any]) -> None:
         # A training has replaced `auto`.
         "placement": {name: each for name, each in vars(job.placement).items() if each is not None},
     }
-    outcome = canonical_json({"facts": job.facts, "measured": measured})
-    (job.result / RUN_RECORD).write_text(outcome)
+    outcome = manifest.canonical_json({"facts": job.facts, "measured": measured})
+    (job.result / manifest.RUN_RECORD).write_text(outcome)
 
 
 def peak_memory_mb() -> int:

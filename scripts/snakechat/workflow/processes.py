@@ -7,8 +7,7 @@ A launcher (torchrun, a cluster) sets RANK and WORLD_SIZE in the environment of 
 Collective operations need the process group of snakechat.training.placed_models, except in a single
 process, where they return their argument.
 
-The code of this module counts for every program. torch is imported where it is needed: it must
-count for those alone that run models.
+The code of this module counts for every program, and torch for those alone that run models.
 """
 
 import ctypes
@@ -130,10 +129,8 @@ def changed_values(record: Any) -> dict[str, Any]:
 
 # --- environment variables ------------------------------------------------------------------------
 
-# Starts of the names of variables by which libraries round in another way on the same CPU or GPU:
-# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS, NumPy and the C
-# library; and the one by which Python skips assert statements, which may decide the scores of
-# reward functions.
+# Starts of the names of variables by which libraries round in another way on the same CPU or GPU;
+# and the one by which Python skips assert statements, which may decide scores of reward functions.
 ARITHMETIC_VARIABLES = (
     "PYTHONOPTIMIZE",
     *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_", "NPY_"),
