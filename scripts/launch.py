@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import selected_code
@@ -54,14 +54,6 @@ SHUTDOWN_TIMEOUT = 3600
 NODES_TIMEOUT = 60
 
 
-class Node(NamedTuple):
-    """A node of several: its number, and the address and the port of the first one."""
-
-    number: int
-    address: str
-    port: int
-
-
 def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
@@ -73,7 +65,7 @@ def main() -> None:
         run_torchrun(command)
     spec_file, placement, options, _ = parse_words(command[1:])
     os.environ.update(placement.environment or {})
-    node = this_node() if placement.nodes > 1 else None
+    node = this_node() if placement.nodes > 1 else {}
 
     def launch() -> int:
         if placement.nodes > 1 and not node:
@@ -84,7 +76,7 @@ def main() -> None:
     def make_result() -> int:
         started = time.time()
         # Nodes that an operator of Kubernetes started have to decide the same.
-        number = node.number if node else None
+        number = int(node["NODE_RANK"]) if node else None
         job = prepare(spec_file, command[0], placement, options, number)
         if job is None:
             return 0
@@ -102,11 +94,11 @@ def main() -> None:
 
 
 def run_processes(
-    command: Sequence[str], spec: Mapping[str, Any], placement: Placement, node: Node | None
+    command: Sequence[str], spec: Mapping[str, Any], placement: Placement, node: Mapping[str, str]
 ) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
-    command: The program and its arguments. node: This node, if the job has several.
+    command: The program and its arguments. node: As of this_node, if the job has several.
     """
     gpus, threads = placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
@@ -136,8 +128,9 @@ def run_processes(
             # torchrun chooses a free port of a single node. Each time has a port of its own.
             options = ["--standalone"]
             if node:
-                options = [f"--nnodes={placement.nodes}", f"--node-rank={node.number}"]
-                options += [f"--master-addr={node.address}", f"--master-port={node.port + number}"]
+                port = int(node["MASTER_PORT"]) + number
+                options = [f"--nnodes={placement.nodes}", f"--node-rank={node['NODE_RANK']}"]
+                options += [f"--master-addr={node['MASTER_ADDR']}", f"--master-port={port}"]
             options.append(f"--nproc-per-node={processes}")
             return [sys.executable, sys.argv[0], *options, *words]
 
@@ -150,10 +143,10 @@ def run_processes(
             os.environ.pop(name, None)
         if node:
             # By these, torchrun in the command of a user finds the other nodes.
-            for name, value in zip(("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), node, strict=True):
-                os.environ[f"PET_{name}"] = str(value)
+            found = {"NNODES": str(placement.nodes), **node}
+            os.environ.update({f"PET_{name}": value for name, value in found.items()})
             # The first node completes the result.
-            os.environ.update(PET_NNODES=str(placement.nodes), RANK=str(node.number))
+            os.environ["RANK"] = node["NODE_RANK"]
         code, signals = run_child([sys.executable, *words])
     if code > 128 and not signals:
         print(f"error: {describe_kill(Path(command[0]).name, code - 128)}", file=sys.stderr)
@@ -243,19 +236,19 @@ def claim_gpus(number: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
 
 
-def this_node() -> Node | None:
-    """Return this node among those that a cluster started, or None if nothing started it as one."""
-    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
-    address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
-    port = first_variable("PET_MASTER_PORT", "MASTER_PORT")
-    if number is None or address is None or port is None:
-        return None
-    return Node(int(number), address, int(port))
+def this_node() -> dict[str, str]:
+    """Return the number of this node, and address and port of the first one, by torchrun's names.
+
+    Returns {} if no cluster started it as one of several.
+    """
+    names = {"NODE_RANK": ("RANK", "SLURM_NODEID"), "MASTER_ADDR": (), "MASTER_PORT": ()}
+    found = {name: first_variable(f"PET_{name}", name, *others) for name, others in names.items()}
+    return found if all(found.values()) else {}
 
 
-def first_variable(*names: str) -> str | None:
-    """Return the value of the first environment variable that is set, or None."""
-    return next((os.environ[name] for name in names if name in os.environ), None)
+def first_variable(*names: str) -> str:
+    """Return the value of the first environment variable that is set, or ""."""
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 def slurm_step(placement: Placement) -> list[str]:
