@@ -40,7 +40,7 @@ from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
-from snakechat.workflow.job import PREPARED, STATES, parse_words, read_spec, report_errors
+from snakechat.workflow.job import PREPARED, STATES, parse_words, report_errors
 from snakechat.workflow.manifest import planned_files
 from snakechat.workflow.processes import SERIAL, Placement, prepare_environment, set_threads
 from snakechat.workflow.publishing import prepare, publish_result
@@ -67,13 +67,12 @@ def main() -> None:
     os.environ.update(placement.environment or {})
     node = this_node() if placement.nodes > 1 else {}
 
-    def launch() -> int:
+    def launch(spec: Mapping[str, Any]) -> int:
         if placement.nodes > 1 and not node:
             return run_child(slurm_step(placement))[0]
-        spec = read_spec(spec_file) if spec_file else {"rule": "", "settings": {}}
         return run_processes(command, spec, placement, node)
 
-    def make_result() -> int:
+    def make_result(spec: Mapping[str, Any]) -> int:
         started = time.time()
         # Nodes that an operator of Kubernetes started have to decide the same.
         number = int(node["NODE_RANK"]) if node else None
@@ -81,9 +80,9 @@ def main() -> None:
         if job is None:
             return 0
         # A command of a user reads copies of its files.
-        is_apart = number or "command" in job.spec["settings"]
+        is_apart = number or "command" in spec["settings"]
         with planned_files({} if is_apart else external_files(job)):
-            code = launch()
+            code = launch(spec)
         if code == 0 and not number:
             publish_result(job, started)
         return code

@@ -118,8 +118,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
             " keys of a recipe)"
         )
 
-    def work() -> None:
-        spec = read_spec(spec_file)
+    def work(spec: dict[str, Any]) -> None:
         if spec.get("deterministic"):
             request_deterministic_kernels()
         job = Job(spec, read_manifests(spec), placement, options, settings_type)
@@ -149,18 +148,19 @@ def parse_words(words: Sequence[str]) -> tuple[str, Placement, RunOptions, list[
     return found.spec, Placement(**found.placement), RunOptions(**found.options), others
 
 
-def report_errors(work: Callable[[], T], spec_file: str) -> T:
-    """Return work(); exit with code 1 and one line at an error that the user can act on."""
+def report_errors(work: Callable[[dict[str, Any]], T], spec_file: str) -> T:
+    """Return work(spec); exit with code 1 and one line at an error that the user can act on.
+
+    spec_file: "" for a program that makes no result.
+    """
+    spec: dict[str, Any] = {"path": spec_file, "rule": "", "settings": {}}
     try:
-        return work()
+        spec = read_spec(spec_file) if spec_file else spec
+        return work(spec)
     except KeyboardInterrupt:
         sys.exit("stopped by SIGINT" if rank() == 0 else 1)
     except Exception as error:
-        try:
-            target = read_spec(spec_file)["path"]
-        except (InputError, OSError):
-            target = spec_file
-        line = describe_error(error, target)
+        line = describe_error(error, spec["path"])
         if line is None:
             raise
         if rank() > 0:
