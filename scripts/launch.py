@@ -29,7 +29,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -121,29 +121,20 @@ def run_processes(
         words = list(command)
         if limits := os.environ.get(LIMITS):
             words = [str(Path(__file__).with_name("confined.py")), limits, folder, *words]
-
-        def torchrun(number: int = 0) -> list[str]:
-            """Return the command that starts the processes for the n-th time."""
-            # torchrun chooses a free port of a single node. Each time has a port of its own.
-            options = ["--standalone"]
-            if node:
-                port = int(node["MASTER_PORT"]) + number
-                options = [f"--nnodes={placement.nodes}", f"--node-rank={node['NODE_RANK']}"]
-                options += [f"--master-addr={node['MASTER_ADDR']}", f"--master-port={port}"]
-            options.append(f"--nproc-per-node={processes}")
-            return [sys.executable, sys.argv[0], *options, *words]
-
+        # By these, torchrun finds the other nodes, also in the command of a user.
+        found = {"NNODES": str(placement.nodes), **node} if node else {}
+        os.environ.update({f"PET_{name}": value for name, value in found.items()})
+        # It chooses a free port of a single node.
+        torchrun = [sys.executable, sys.argv[0], f"--nproc-per-node={processes}"]
+        torchrun += [*([] if node else ["--standalone"]), *words]
         if goes_down(placement) and spec["rule"].startswith("train_") and not is_command:
             ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
-            return run_on_rungs(ladder, placement.nodes, torchrun)
+            return run_on_rungs(ladder, torchrun, int(node.get("MASTER_PORT", 0)))
         if not is_command and (node or processes > 1):
-            return run_child(torchrun())[0]
+            return run_child(torchrun)[0]
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
         if node:
-            # By these, torchrun in the command of a user finds the other nodes.
-            found = {"NNODES": str(placement.nodes), **node}
-            os.environ.update({f"PET_{name}": value for name, value in found.items()})
             # The first node completes the result.
             os.environ["RANK"] = node["NODE_RANK"]
         code, signals = run_child([sys.executable, *words])
@@ -162,18 +153,20 @@ def describe_kill(program: str, number: int) -> str:
     return f"{program} was ended by {signal.Signals(number).name}"
 
 
-def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Callable[[int], list[str]]) -> int:
+def run_on_rungs(ladder: Ladder, torchrun: Sequence[str], port: int) -> int:
     """Run a training, again after each rung on which it ran out of memory; return its exit code.
 
-    torchrun: Returns the command that starts the processes for the n-th time.
+    port: Where its nodes meet the first time; 0 for a single node.
     """
     if ladder.state == "trying":
         # The whole job was killed while it tried this rung, possibly for its memory.
         ladder.go_down()
     while True:
         started = ladder.number
+        # Each time has a port of its own.
+        os.environ.update({"PET_MASTER_PORT": str(port + started)} if port else {})
         # A process has noted the next rung; the others may wait for it.
-        code, signals = run_child(torchrun(started), partial(is_below, ladder, started))
+        code, signals = run_child(torchrun, partial(is_below, ladder, started))
         ladder.read()
         is_trying = ladder.state == "trying"
         if signals and is_trying:
@@ -183,7 +176,7 @@ def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Callable[[int], list[str]
         if code == 128 + signal.SIGKILL and is_trying and ladder.number == started:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
             ladder.go_down()
-        deadline = time.monotonic() + (NODES_TIMEOUT if nodes > 1 else 0)
+        deadline = time.monotonic() + (NODES_TIMEOUT if port else 0)
         while not is_below(ladder, started):
             if time.monotonic() >= deadline:
                 return code
