@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
+from launch import free_port
 from support import background_builds
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
 from support.tutorials import follow
@@ -188,10 +190,17 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     record = json.loads((manifest.parent / "run.json").read_text())
     shutil.rmtree(manifest.parent)
     placement = ("--placement", json.dumps(record["placement"]))
-    copy.environment = {"OMP_NUM_THREADS": "2"}
-    launcher = ("python", "scripts/launch.py", "--standalone", "--nproc-per-node=2")
-    process = copy.run(*launcher, "scripts/train_sft.py", "--spec", spec, *placement)
-    assert process.returncode == 0, process.stdout
+    group = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port(23456))}
+
+    def run_node(number):
+        node = Workflow(here)
+        node.environment = {"OMP_NUM_THREADS": "2", "PET_NODE_RANK": number, **group}
+        words = ("python", "scripts/launch.py", "scripts/train_sft.py", "--spec", spec, *placement)
+        return node.run(*words)
+
+    with ThreadPoolExecutor() as pool:
+        for process in pool.map(run_node, ("0", "1")):
+            assert process.returncode == 0, process.stdout
     assert manifest.read_text() == on_slurm
 
 
