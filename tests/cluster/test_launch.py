@@ -219,5 +219,4 @@ def test_a_cluster_names_a_node_in_several_ways(names, monkeypatch):
     assert this_node() == {}
     for name, value in zip(names, ("1", "10.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
-    expected = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert this_node() == expected
+    assert [*this_node().values()] == ["1", "10.0.0.1", "29500"]

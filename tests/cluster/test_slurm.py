@@ -191,15 +191,12 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     shutil.rmtree(manifest.parent)
     placement = ("--placement", json.dumps(record["placement"]))
     group = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port(23456))}
-    programs = ("python", "scripts/launch.py", "scripts/train_sft.py")
-
-    def run_node(number):
-        node = Workflow(here)
-        node.environment = {"OMP_NUM_THREADS": "2", "PET_NODE_RANK": number, **group}
-        return node.run(*programs, "--spec", spec, *placement).stdout
-
+    nodes = [Workflow(here), Workflow(here)]
+    for number, node in enumerate(nodes):
+        node.environment = {"OMP_NUM_THREADS": "2", "PET_NODE_RANK": str(number), **group}
+    words = ("python", "scripts/launch.py", "scripts/train_sft.py", "--spec", spec, *placement)
     with ThreadPoolExecutor() as pool:
-        output = [*pool.map(run_node, ("0", "1"))]
+        output = [process.stdout for process in pool.map(lambda node: node.run(*words), nodes)]
     assert manifest.exists(), output
     assert manifest.read_text() == on_slurm
 

@@ -127,7 +127,6 @@ def test_a_signal_while_one_process_evaluates_saves_all_steps(runs, tmp_path):
     # The other one has reached the barrier.
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    # Clusters kill a job some 30 seconds later.
     output, _ = process.communicate(timeout=30)
     assert "stopped by SIGTERM after step 4: run the same command" in output
     code, output = launching.run(2, WORKER, tmp_path, "evaluated")

@@ -26,9 +26,7 @@ VALUES = {"model": "/store/a b; touch x", "output": "/out"}
 
 def test_values_replace_names_within_words_and_no_shell_reads_them():
     words = command_words('train --model={model} \'--args={{"o": "{output}"}}\' $HOME *', VALUES)
-    assert words == [
-        *("train", "--model=/store/a b; touch x", '--args={"o": "/out"}', "$HOME", "*"),
-    ]
+    assert words == ["train", "--model=/store/a b; touch x", '--args={"o": "/out"}', "$HOME", "*"]
 
 
 def test_an_interpreter_has_its_version_and_the_distributions_of_its_environment():

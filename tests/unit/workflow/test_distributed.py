@@ -83,8 +83,8 @@ def job(tmp_path):
         """Start the program in a number of processes."""
         options = ["--spec", "spec.json", "--options", json.dumps({"save_steps": 10})]
         options += ["--placement", json.dumps({"gpus_per_node": number})]
-        none = {"CUDA_VISIBLE_DEVICES": ""}
-        return launch(None, program, *options, folder=tmp_path, EVENT=event, **none)
+        variables = {"EVENT": event, "CUDA_VISIBLE_DEVICES": ""}
+        return launch(None, program, *options, folder=tmp_path, **variables)
 
     def end(number, event):
         """Run the program; return its exit code and its lines, without those about the progress."""
@@ -116,7 +116,6 @@ def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job, event
     list(itertools.takewhile(lambda line: "pausing" not in line, process.stdout))
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    # Clusters kill a job some 30 seconds later.
     output, _ = process.communicate(timeout=30)
     lines = [line for line in output.splitlines() if "stopped" in line]
     assert process.returncode == 128 + signal.SIGTERM
