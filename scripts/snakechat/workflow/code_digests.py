@@ -159,12 +159,10 @@ class Modules:
         digests |= {path: file_digest(path) for path in data}
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
         files = frozenset(data).union(self.imported_by(started, vllm))
-        names = {self._name(path): digest for path, digest in digests.items()}
-        return Code(dict(sorted(names.items())), libraries, files)
-
-    def _name(self, path: Path) -> str:
-        folder = self.scripts.parent if self._is_reward(path) else self.scripts
-        return path.relative_to(folder).as_posix()
+        # Those in rewards/ are beside scripts/.
+        names = {path: os.path.relpath(path, self.scripts).removeprefix("../") for path in digests}
+        counted = {names[path]: digests[path] for path in sorted(names, key=names.__getitem__)}
+        return Code(counted, libraries, files)
 
     def imported_by(
         self, paths: Iterable[Path], without: Iterable[str] = (VLLM,)
