@@ -45,6 +45,11 @@ from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
 RuleFunction = Callable[..., Any]
+# The error of a report that would show a result that is not up to date.
+NOT_REPORTED = (
+    "{} is {}, and a report shows results that are up to date: first run the same command with"
+    " --cores 1 instead of --report (python scripts/explain.py prints what changed)"
+)
 
 
 def fails_in_one_line(function: RuleFunction) -> RuleFunction:
@@ -60,15 +65,6 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     # Snakemake asks for the signature of each function once per job.
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return call
-
-
-def not_reported(path: str, state: str) -> InputError:
-    """Return the error of a report that would show a result that is not up to date."""
-    return InputError(
-        f"{path} is {state}, and a report shows results that are up to date: first run the same"
-        " command with --cores 1 instead of --report (python scripts/explain.py prints what"
-        " changed)"
-    )
 
 
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
@@ -242,8 +238,7 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
-            name = "/".join(wildcards)
-            path = f"output/{folder}/{name}"
+            path = f"output/{folder}/{'/'.join(wildcards)}"
             # The report of a recipe has a target of its own.
             [*made, last] = jobs_of_target(self._jobs, path)
             jobs = made or [last]
@@ -251,10 +246,10 @@ class RuleFunctions:
             parts = [job.manifest for job in jobs] if self._is_report else inputs
             if folder in STAGES:
                 # A model that was built for a page alone has no report yet.
-                parts = [*parts, f"output/report/{folder}/{name}"]
+                parts = [*parts, path.replace("output", "output/report", 1)]
             missing = [part for part in parts if not Path(part).exists()]
             if missing and self._is_report:
-                raise not_reported(path, "incomplete")
+                raise InputError(NOT_REPORTED.format(path, "incomplete"))
             if missing and Path(path).exists():
                 self._lacks[self._prefix + path] = missing
             return {"manifests": inputs, **self._stamp_input(self._prefix + path in self._lacks)}
@@ -412,7 +407,7 @@ class RuleFunctions:
         is_stale, result = self._is_stale(job), job.result
         is_current = result is not None and is_linked(job.path, result.folder)
         if self._is_report and job.existed and not is_current:
-            raise not_reported(job.path, "stale")
+            raise InputError(NOT_REPORTED.format(job.path, "stale"))
         if self._is_build and result is not None and not is_current:
             link_result(job.path, result.folder)
             adapter.forget(self.workflow, self._prefix + job.manifest)

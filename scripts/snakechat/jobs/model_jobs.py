@@ -152,7 +152,9 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
 
 
 def evaluate(config: Config, name: str, stage: str) -> Description:
-    """Describe an evaluation of sft, reward or dpo, on held-out rows."""
+    """Describe an evaluation on held-out rows, or of an RLHF model, by its responses."""
+    if stage == "rlhf":
+        return evaluate_rlhf(config, name)
     settings, datasets = config.used_settings(stage, name), config.blend(stage, name)
     # Metrics name several datasets.
     found = {"datasets": [dataset for dataset, _ in datasets] if len(datasets) > 1 else []}

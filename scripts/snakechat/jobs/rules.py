@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
+from snakechat.config.recipes import COMPARISON_NAME, PHASES, RECIPE_NAME, STAGES, Config
 from snakechat.jobs import data_jobs, model_jobs
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.model_jobs import PAGES
@@ -67,28 +67,6 @@ TRAINED: dict[str, tuple[Loss, str]] = {
 }
 
 
-def _stage(stage: str) -> dict[str, Rule]:
-    """Return the rules of a stage that trains."""
-    loss, model = TRAINED[stage]
-    train, evaluate = partial(model_jobs.train, stage=stage), model_jobs.evaluate_rlhf
-    if stage != "rlhf":
-        evaluate = partial(model_jobs.evaluate, stage=stage)
-    evaluated: Loss = "score" if loss == "score" else "policy"
-    return {
-        f"tokenize_{stage}": _tokenization(stage),
-        f"train_{stage}": Rule(train, stage, stage=stage, work="training", loss=loss, model=model),
-        f"evaluate_{stage}": Rule(
-            evaluate, f"eval/{stage}", stage=stage, work="evaluation", loss=evaluated
-        ),
-    }
-
-
-def _tokenization(stage: str) -> Rule:
-    """Return the rule that tokenizes the phase of a stage."""
-    describe = partial(model_jobs.tokenize, stage=stage)
-    return Rule(describe, f"tokens/{stage}", program="tokenize_phase", stage=stage)
-
-
 RULES: dict[str, Rule] = {
     # Data and models.
     "import_dataset": Rule(data_jobs.import_dataset, "data"),
@@ -99,15 +77,40 @@ RULES: dict[str, Rule] = {
     # For commands of users.
     "render_rows": Rule(model_jobs.render_rows, "rows", f"{STAGE}/{NAME}"),
     # Stages.
-    **_stage("sft"),
-    **_stage("reward"),
+    **{
+        f"tokenize_{stage}": Rule(
+            partial(model_jobs.tokenize, stage=stage),
+            f"tokens/{stage}",
+            program="tokenize_phase",
+            stage=stage,
+        )
+        for stage in PHASES
+    },
     "compute_reference": Rule(
         model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
     ),
-    **_stage("dpo"),
-    **_stage("rlhf"),
+    **{
+        f"train_{stage}": Rule(
+            partial(model_jobs.train, stage=stage),
+            stage,
+            stage=stage,
+            work="training",
+            loss=loss,
+            model=model,
+        )
+        for stage, (loss, model) in TRAINED.items()
+    },
+    **{
+        f"evaluate_{stage}": Rule(
+            partial(model_jobs.evaluate, stage=stage),
+            f"eval/{stage}",
+            stage=stage,
+            work="evaluation",
+            loss="score" if loss == "score" else "policy",
+        )
+        for stage, (loss, _) in TRAINED.items()
+    },
     # Responses to train on.
-    "tokenize_generations": _tokenization("generations"),
     "generate_responses": Rule(
         model_jobs.generate_responses, "generations", stage="generations", work="sampling"
     ),

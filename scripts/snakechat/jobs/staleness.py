@@ -51,12 +51,14 @@ class PlannedJob:
     Attributes:
         path: Path of the result.
         manifest: Path of the manifest of the result.
+        existed: Whether the path led to a result, up to date or not, when the job was planned.
     """
 
     def __init__(self, jobs: "Jobs", rule: str, name: str) -> None:
         self.jobs, self.rule, self.name, self.row = jobs, rule, name, jobs.rules[rule]
         self.path = f"output/{self.row.folder}/{name}"
         self.manifest = f"{self.path}.manifest.json"
+        self.existed = Path(self.manifest).exists()
 
     @cached_property
     def description(self) -> Description:
@@ -223,11 +225,6 @@ class PlannedJob:
             ):
                 return stored
         return None
-
-    @cached_property
-    def existed(self) -> bool:
-        """Whether the path led to a result, up to date or not, when this was asked first."""
-        return Path(self.manifest).exists()
 
     @property
     def is_stale(self) -> bool:
