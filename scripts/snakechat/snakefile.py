@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,8 @@ class RuleFunctions:
             # Otherwise, the options or the profile may give one.
             return getattr(defaults.get(key), "raw", None) if found is None else found
 
-        return {key: fails_in_one_line(partial(lookup, key)) for key in used_resources(self.config)}
+        keys = used_resources(self.config)
+        return {key: fails_in_one_line(functools.partial(lookup, key)) for key in keys}
 
     # --- targets ------------------------------------------------------------------------------
 
@@ -370,8 +370,7 @@ class RuleFunctions:
             # Of a team, another user may have made it.
             with suppress(PermissionError):
                 os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        limit = self.config.values["store_max_size"]
-        if self._ran_jobs and limit:
+        if self._ran_jobs and (limit := self.config.values["store_max_size"]):
             warn_of_size(self.config.stores[0], parse_size(limit))
 
     # --- planning -----------------------------------------------------------------------------
@@ -381,8 +380,8 @@ class RuleFunctions:
         """The input that makes jobs stale, from the first question of Snakemake's plan on."""
         if not self.workflow.is_main_process:
             return None
-        has_storage = self.workflow.storage_settings.default_storage_provider is not None
-        return adapter.Stamp(self._is_build, is_flagged=has_storage or bool(self._prefix))
+        storage = self.workflow.storage_settings.default_storage_provider
+        return adapter.Stamp(self._is_build, is_flagged=bool(storage or self._prefix))
 
     @functools.cached_property
     def _is_report(self) -> bool:

@@ -4,7 +4,6 @@ A function with the name of a rule describes the jobs of this rule. Paths of fil
 the working directory, in the form in which specs record them.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +24,7 @@ from snakechat.data.hub import card_configs, card_facts
 from snakechat.data.model_files import model_files
 from snakechat.workflow.errors import InputError
 
-# The default of huggingface_hub.
-MAIN_BRANCH = "main"
-
 Inputs = dict[str, JobId]
-Files = dict[str, Path]
 
 
 class Description(NamedTuple):
@@ -126,7 +121,7 @@ def init_model(config: Config, name: str) -> Description:
     )
 
 
-def _from_folder(settings: dict[str, Any], folder: Path | None, files: Files) -> Description:
+def _from_folder(settings: Any, folder: Path | None, files: Mapping[str, Path]) -> Description:
     """Return the description of a job that reads external files, if it has a folder."""
     return Description(settings, {}, files, {} if folder is None else {"source": str(folder)})
 
@@ -139,7 +134,7 @@ def _origin(entry: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     """
     if folder is not None:
         return {"card": card_facts(folder)}
-    return {"hub": entry["hub"], "revision": entry.get("revision", MAIN_BRANCH)}
+    return {"hub": entry["hub"], "revision": entry.get("revision", "main")}
 
 
 def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 # config has no path. An error of the files names the key.
 
 
-def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
+def dataset_files(config: Config, name: str) -> tuple[Path | None, dict[str, Path]]:
     """Return the files of a dataset by SPLIT/PATH, relative to its folder."""
     source, selection = config.source_of("datasets", name), config.selection(name)
     if source is None:
@@ -175,11 +170,11 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
         if folder == source:
-            _check_files(folder, itertools.chain(*splits.values()))
+            _check_files(folder, [path for paths in splits.values() for path in paths])
     return folder, {f"{each}/{path}": folder / path for each in splits for path in splits[each]}
 
 
-def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
+def base_model_files(config: Config, name: str) -> tuple[Path | None, dict[str, Path]]:
     """Return the files that a base model is read from."""
     folder = config.source_of("models", name)
     if folder is None:

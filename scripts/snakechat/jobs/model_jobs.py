@@ -7,7 +7,6 @@ rules of several stages.
 import os
 import sys
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +228,7 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
         for dataset, _ in config.blend(*recipe):
             phases.setdefault(dataset, set()).add(PHASES[recipe.section])
         named = config.references(*recipe)
-        models = chain(*(named.get(key, {}).values() for key in TRAINED_FROM))
+        models = [model for key in TRAINED_FROM for model in named.get(key, {}).values()]
         trained += [model for model in models if model.section in STAGES]
     return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
 

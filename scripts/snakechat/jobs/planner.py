@@ -42,10 +42,10 @@ def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
     path = os.path.normpath(target)
     if found := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
         stage, name = found.groups()
+        model = [jobs[f"{verb}_{stage}", name] for verb in ("train", "evaluate")]
         has_gate = jobs.config.recipe(stage, name)["gate"] is not None
-        of_recipe = ("check_gate", "draw_report") if has_gate else ("draw_report",)
-        made = [jobs[rule, f"{stage}/{name}"] for rule in of_recipe]
-        return [jobs[f"train_{stage}", name], jobs[f"evaluate_{stage}", name], *made]
+        rules = ("check_gate", "draw_report") if has_gate else ("draw_report",)
+        return [*model, *(jobs[rule, f"{stage}/{name}"] for rule in rules)]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
     for rule, row in RULES.items():

@@ -78,9 +78,8 @@ class PlannedJob:
     @property
     def program(self) -> str:
         """Name of the program in scripts/."""
-        if self.row.work == "training" and "command" in self.description.settings:
-            return "run_command"
-        return self.row.program or self.rule
+        is_command = self.row.work == "training" and "command" in self.description.settings
+        return "run_command" if is_command else self.row.program or self.rule
 
     # --- runs ---------------------------------------------------------------------------------
     # No result depends on placements and options: they are never part of a spec.

@@ -206,8 +206,6 @@ _OF_RULES = re.compile(
 OUT_OF_MEMORY = re.compile("OUT_OF_MEMORY|OOMKilled|ended by SIGKILL")
 # The last line of a log that is an error: of ours, or of the shell, which does not find a program.
 OF_PROGRAM, OF_SHELL = ("error: ", "stopped by "), re.compile(r"\S*sh: (line [0-9]+: )?\S+: ")
-# The start of the stack of an exception of Python.
-TRACEBACK = "Traceback (most recent call last):"
 
 
 def change_messages(rules: set[str], causes: Callable[[str], str]) -> Counter[str]:
@@ -268,7 +266,7 @@ def _error(text: str, message: str | None, log: str) -> str:
     # Progress bars return to the start of their line, which is read as a line feed.
     lines = [shown for line in text.split("\n") if (shown := line.strip())]
     last = printable_line(lines[-1]) if lines else ""
-    if last.startswith(OF_PROGRAM) or TRACEBACK in text:
+    if last.startswith(OF_PROGRAM) or "Traceback (most recent call last):" in text:
         return last
     if OF_SHELL.match(last):
         return f"error: {last}"
