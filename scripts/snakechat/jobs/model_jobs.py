@@ -113,11 +113,8 @@ def train(config: Config, name: str, stage: str) -> Description:
 
 
 def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
-    keys, model = config.recipe("benchmarks", benchmark), Reference(section, name)
-    inputs = {"model": config.model_job(model)}
-    description = _command(config, keys, f"benchmarks.{benchmark}", inputs)
-    description.settings["metrics"] = keys["metrics"]
-    return description
+    keys, model = config.recipe("benchmarks", benchmark), config.model_job(Reference(section, name))
+    return _command(config, keys, f"benchmarks.{benchmark}", {"model": model})
 
 
 def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs) -> Description:
@@ -133,7 +130,7 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
     """
     root, lock = config.local_path(""), keys.get("lock")
     settings: dict[str, Any] = {"command": keys["command"]}
-    settings |= {key: keys[key] for key in ("lock", "network") if keys.get(key)}
+    settings |= {key: keys[key] for key in ("lock", "network", "metrics") if keys.get(key)}
     if "seed" in names_in(keys["command"]):
         settings["seed"] = keys["seed"]
     python = str(config.local_path(keys["python"])) if "python" in keys else ""
