@@ -26,6 +26,11 @@ ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"
 # Of the path of a manifest beside a result.
 SUFFIX = ".manifest.json"
+# The paths of a rule: a result, its manifest, its page, or a file of it.
+PATHS = {
+    rule: re.compile(rf"output/{row.folder}/(?P<name>{row.names})([.]manifest[.]json|[.]html|/.*)?")
+    for rule, row in RULES.items()
+}
 
 # --- targets --------------------------------------------------------------------------------------
 
@@ -48,15 +53,13 @@ def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
         return [*model, *(jobs[rule, f"{stage}/{name}"] for rule in rules)]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
-    for rule, row in RULES.items():
-        # A result, its manifest, its page, or a file of it.
-        pattern = rf"output/{row.folder}/(?P<name>{row.names})({re.escape(SUFFIX)}|[.]html|/.*)?"
-        if found := re.fullmatch(pattern, path):
+    for rule, pattern in PATHS.items():
+        if found := pattern.fullmatch(path):
             name = found["name"]
             # Rules of one folder make different datasets or models.
-            if row.folder == "models":
+            if RULES[rule].folder == "models":
                 return [jobs[jobs.config.model_job(Reference("models", name))]]
-            if row.folder == "data" and name in jobs.config.values["datasets"]:
+            if RULES[rule].folder == "data" and name in jobs.config.values["datasets"]:
                 return [jobs[jobs.config.records_job(name)]]
             return [jobs[rule, name]]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
