@@ -195,11 +195,10 @@ class RuleFunctions:
         """
         # The manifest is the first output.
         job = self._makes[output[0]]
-        shared = options.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
         return shlex.join(
             [
-                sys.executable if shared else "python",
+                sys.executable if options.jobs_share_environment(self.workflow) else "python",
                 *(f"{programs}/launch.py", f"{programs}/{job.program}.py"),
                 *("--spec", str(job.spec_file)),
                 *("--placement", canonical_json(changed_values(self._placement(job)))),
@@ -298,9 +297,8 @@ class RuleFunctions:
                 path.symlink_to(os.path.relpath("output", path.parent))
             elif path.resolve() != Path("output").resolve():
                 raise InputError(f"{path} is not a link to output/: move it to another place")
-        for store in self.config.stores:
-            if is_writable(store):
-                register_root(store, Path("output"))
+        for store in filter(is_writable, self.config.stores):
+            register_root(store, Path("output"))
         # A damaged input makes the job stale that makes it, before any job is planned.
         for job in self._jobs_of(self.workflow.dag_settings.targets or default_targets(self._jobs)):
             _ = job.result
@@ -323,7 +321,6 @@ class RuleFunctions:
             check_limits(mode)
             check_gpus("/".join(job.recipe) for job in jobs if job.placement.gpus_per_node)
         forced = [job.path for job in jobs if self._is_forced(job)]
-        settings = [job.spec["settings"] for job in jobs]
         self.snapshot.write()
         write_build(self._build, forced)
         for job in jobs:
@@ -331,7 +328,7 @@ class RuleFunctions:
             check_link(Path(job.path))
         if shares_environment:
             functions, judges = (
-                {name for each in settings for name in each.get(key, ())}
+                {name for job in jobs for name in job.spec["settings"].get(key, ())}
                 for key in ("reward_functions", "llm_judges")
             )
             import_reward_functions(self.snapshot.folder, functions, mode)

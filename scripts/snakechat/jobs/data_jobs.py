@@ -50,13 +50,13 @@ class Description(NamedTuple):
 def import_dataset(config: Config, name: str) -> Description:
     dataset = config.entry("datasets", name, "the target")
     if "generate" in dataset:
-        generated = _present(dataset, "seed", "generate", "rows", "eval_rows")
+        generated = present(dataset, "seed", "generate", "rows", "eval_rows")
         return Description({"seed": config.values["seed"], **generated})
     folder, files = dataset_files(config, name)
     settings = {
         "on_bad_row": config.values["on_bad_row"],
         **_origin(dataset, folder),
-        **_present(dataset, "format", "remove", "prompt_template", "system", "on_bad_row"),
+        **present(dataset, "format", "remove", "prompt_template", "system", "on_bad_row"),
         **({} if folder else config.selection(name)),
         "columns": columns_of(dataset["format"], dataset.get("columns")),
         "keep": named_columns(dataset.get("keep", {})),
@@ -81,7 +81,7 @@ def label_pairs(config: Config, name: str) -> Description:
             "max_rows": dataset.get("max_rows"),
             "llm_judge": dataset["llm_judge"],
             "llm_judges": judge_settings(config.values["llm_judges"], [dataset["llm_judge"]]),
-            **_present(config.values["datasets"][dataset["label"]], "exclude"),
+            **present(config.values["datasets"][dataset["label"]], "exclude"),
         },
         inputs={"records": config.records_job(dataset["label"])},
     )
@@ -96,7 +96,7 @@ def split_dataset(config: Config, name: str) -> Description:
             "by": config.values["split"]["by"],
             # A dataset with labels has no more rows than that: each label costs two requests.
             "max_rows": None if "label" in dataset else dataset.get("max_rows"),
-            **_present(dataset, "exclude"),
+            **present(dataset, "exclude"),
         },
         inputs={"records": config.records_job(name)},
     )
@@ -105,7 +105,7 @@ def split_dataset(config: Config, name: str) -> Description:
 def fetch_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     folder, files = base_model_files(config, name)
-    settings = _origin(model, folder) | _present(model, "template_arguments")
+    settings = _origin(model, folder) | present(model, "template_arguments")
     return _from_folder(settings, folder, files)
 
 
@@ -113,10 +113,10 @@ def init_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     tokenizer = dict(model["tokenizer"])
     dataset = tokenizer.pop("train_on")
-    tokenizer |= _present(config.values["datasets"][dataset], "exclude")
+    tokenizer |= present(config.values["datasets"][dataset], "exclude")
     settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
     return Description(
-        settings | _present(model, "template_arguments"),
+        settings | present(model, "template_arguments"),
         inputs={"records": config.records_job(dataset)},
     )
 
@@ -137,7 +137,7 @@ def _origin(entry: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
     return {"hub": entry["hub"], "revision": entry.get("revision", "main")}
 
 
-def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Return the values of some keys, where an entry has them."""
     return {key: entry[key] for key in keys if key in entry}
 

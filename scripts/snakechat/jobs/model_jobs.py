@@ -14,7 +14,7 @@ from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, availa
 from snakechat.config.references import Reference
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.jobs.data_jobs import Description, Inputs, errors_at
+from snakechat.jobs.data_jobs import Description, Inputs, errors_at, present
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
 from snakechat.workflow.links import find_version, is_version
 from snakechat.workflow.manifest import MANIFEST
@@ -59,8 +59,7 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
             "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
             # Numbers of datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
-            length: recipe[length],
-            **({"train_on": recipe["train_on"]} if "train_on" in recipe else {}),
+            **present(recipe, length, "train_on"),
         },
         inputs=inputs,
     )
@@ -171,8 +170,7 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
 def compute_reference(config: Config, name: str) -> Description:
     recipe = config.recipe("dpo", name)
     mismatched = has_reference_point(recipe["loss"])
-    keys = ("global_batch_size", "epochs", "seed", "max_steps")
-    batches = {key: recipe[key] for key in keys}
+    batches = present(recipe, "global_batch_size", "epochs", "seed", "max_steps")
     return Description(
         settings={
             "dtype": recipe["dtype"],
@@ -188,7 +186,6 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
     recipe = config.recipe("rlhf", name)
     datasets = config.blend("rlhf", name)
     generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
-    keys = ("seed", "dtype", "max_response_length", "reward_functions")
     trained_on = phases_of_datasets(config, name)
     evaluation = {**config.values["evaluation"], **recipe.get("evaluation", {})}
     if not evaluation["llm_judge"]:
@@ -196,7 +193,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
         del evaluation["llm_judge_prompts"]
     return Description(
         settings={
-            **{key: recipe[key] for key in keys},
+            **present(recipe, "seed", "dtype", "max_response_length", "reward_functions"),
             **config.reward_settings("rlhf", name, "reward", "judge"),
             # Its metrics name the datasets.
             "datasets": [dataset for dataset, _ in datasets],
@@ -317,13 +314,14 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
         # Of several reward recipes behind it, the report shows the first one.
         rewards = config.reward_models(name, "reward").values()
         recipes |= dict([each for each in rewards if each.section == "reward"][:1])
-    datasets = sorted(
-        {dataset for recipe in recipes.items() for dataset, _ in config.blend(*recipe)}
-    )
     return Description(
         settings=_page_settings(config, "report", stage, name),
         inputs={
-            **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
+            **{
+                f"records.{dataset}": config.records_job(dataset)
+                for recipe in recipes.items()
+                for dataset, _ in config.blend(*recipe)
+            },
             **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
             **{f"train_{stage}": (f"train_{stage}", name) for stage, name in recipes.items()},
             **{f"evaluate_{stage}": (f"evaluate_{stage}", name) for stage, name in recipes.items()},
@@ -348,8 +346,7 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
     else:
         folder, models = "prompts", models_of(config, stage, name)
         settings |= {"dtype": recipe["dtype"], **config.values["prompt_eval"]}
-    paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
-    files = {path: source / path for path in paths}
+    files = {f"{folder}/{each}.yaml": source / folder / f"{each}.yaml" for each in names}
     return Description(settings, models, files, {"source": os.path.relpath(source)})
 
 

@@ -135,8 +135,9 @@ def plan_build(words: list[str]) -> Plan:
     options, command_line = parse_options(words)
     for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
         if getattr(options, name):
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
+            raise InputError(
+                f"--{name.replace('_', '-')} has no effect here: the jobs are those that are stale"
+            )
     named = [path.absolute() for path in options.configfile or ()]
     files = [*project_files(ROOT), *named]
     check_config_files(files)

@@ -263,8 +263,9 @@ class Jobs(dict[JobId, PlannedJob]):
         self.config, self.words, self.rules, self.will_run = config, words, RULES, False
         self.file_digests = DigestCache(MEMORY / "digests.json").digests
         self.code = cache(Modules(root / "scripts").code)
-        lock = root / "requirements.txt"
-        self.pins = cache(partial(pins_of, lock=lock, digests=self.file_digests))
+        self.pins = cache(
+            partial(pins_of, lock=root / "requirements.txt", digests=self.file_digests)
+        )
         self.results_of = cache(self._find_results_of)
 
     def __missing__(self, job: JobId) -> PlannedJob:
