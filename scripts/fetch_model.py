@@ -8,14 +8,13 @@ import functools
 import json
 import pickle
 import tempfile
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_utils import load_state_dict
 
 from snakechat.data.hub import card_facts, fetch
 from snakechat.data.model_files import (
@@ -155,11 +154,7 @@ def _tensors(folder: Path, single: str) -> dict[str, torch.Tensor]:
                 f"{index.name} names {name}, which the folder does not have: add the file"
             )
         try:
-            if path.suffix == ".safetensors":
-                tensors |= load_file(path)
-            else:
-                is_mapped = zipfile.is_zipfile(path)
-                tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+            tensors |= load_state_dict(path)
         except (SafetensorError, pickle.UnpicklingError):
             # torch's message recommends to load such objects anyway.
             raise InputError(

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.records import read_texts, removed_rows
@@ -31,22 +32,14 @@ def main(job: Job) -> None:
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer that, like OPT's, starts every text with <s>."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    tokenizer.train_from_iterator(
+        texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
-    )
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=tokenizer._tokenizer,
         bos_token="<s>",
         pad_token="<pad>",
         eos_token="</s>",

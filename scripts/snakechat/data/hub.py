@@ -130,8 +130,11 @@ def card_facts(folder: Path) -> dict[str, Any]:
     appear in generated pages.
     """
     metadata = _metadata(folder)
-    license = normalized_license(metadata.get("license"))
-    name = normalized_license(metadata.get("license_name"))
+    texts = [metadata.get(key) for key in ("license", "license_name")]
+    license, name = (
+        text.lower() if isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text) else None
+        for text in texts
+    )
     return {"licence": f"other ({name})" if license == "other" and name else license}
 
 
@@ -149,12 +152,3 @@ def _metadata(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError, LookupError, yaml.YAMLError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
-
-
-def normalized_license(text: Any) -> str | None:
-    """Return the identifier of a licence in lower case, or None if it is not a single word.
-
-    Identifiers come from cards of strangers and appear in generated pages.
-    """
-    is_word = isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text)
-    return text.lower() if is_word else None
