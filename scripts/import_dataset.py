@@ -11,10 +11,10 @@ from typing import Any
 
 from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files
-from snakechat.data.dialogues import SPLITS, UNMARKED, as_text, is_message, parse_prompt
+from snakechat.data.dialogues import SPLITS, UNMARKED, as_text, is_message
 from snakechat.data.formats import column_paths, kept_cells, record_of, with_instructions
 from snakechat.data.hub import card_configs, card_facts, fetch
-from snakechat.data.records import texts_of, write_records
+from snakechat.data.records import COLUMNS, texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import InputError, ProgressLines, warn
@@ -38,10 +38,8 @@ def main(job: Job) -> None:
             toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
         except ValueError as error:
             raise InputError(f"datasets.{job.spec['name']}: {error}") from None
-        records = (
-            [(parse_prompt(row["prompt"]), row["chosen"], row["rejected"]) for row in rows]
-            for rows in toy
-        )
+        columns = dict(zip(COLUMNS, COLUMNS, strict=True))
+        records = ([record_of(row, "plain", columns) for row in rows] for rows in toy)
         write_records(job, dict(zip(SPLITS, records, strict=True)))
         return
     splits = {split: converted(job, split, files) for split, files in source_files(job).items()}
@@ -56,10 +54,7 @@ def main(job: Job) -> None:
 
 
 def source_files(job: Job) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of the files to import.
-
-    Records what the card declares, and the commit of a repository of the Hub.
-    """
+    """Return {split: {name: path}} of the files to import; record what the card declares."""
     settings = vars(job.settings)
     splits: Mapping[str, Sequence[str]]
     if "hub" in settings:
@@ -118,9 +113,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
 def converted_row(row: dict[str, Any] | BadRow, settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the record of a row of a source, followed by its cells for reward functions.
 
-    Raises:
-        BadRow: As record_of, or the row is bad, nested too deeply, or has text that is not Unicode.
-        DroppedRow: As record_of.
+    Raises BadRow and DroppedRow as record_of; a row with text that is not Unicode is bad, too.
     """
     if isinstance(row, BadRow):
         raise row

@@ -60,8 +60,7 @@ def checked_kind(path: str | Path) -> str:
 def local_paths(folder: str | Path) -> list[str]:
     """Return the sorted paths of all files in a folder, which may be a link, relative to it.
 
-    Raises:
-        InputError: There is a link to a folder: the folder could contain itself, or a file twice.
+    A link to a folder is an error: the folder could contain itself, or a file twice.
     """
     paths = []
     for parent, folders, names in os.walk(folder):
@@ -82,13 +81,10 @@ def check_link(folder: str | Path, path: str) -> None:
     In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs; in output/, to
     results.
     """
-    link = Path(folder, path)
-    if not link.is_symlink():
-        return
-    root, target = Path(folder).resolve(), Path(os.path.realpath(link))
+    root, target = Path(folder).resolve(), Path(os.path.realpath(Path(folder, path)))
     blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
-    is_of_result = any((parent / MANIFEST).is_file() for parent in target.parents)
-    if not is_of_result and not any(map(target.is_relative_to, [root, *blobs])):
+    is_inside = any(map(target.is_relative_to, [root, *blobs]))
+    if not is_inside and not any((parent / MANIFEST).is_file() for parent in target.parents):
         raise InputError(
             f"{path} is a link to {target}, outside of the folder: name what it leads to as `path`,"
             " or copy it there"
@@ -109,9 +105,6 @@ def split_files(
         source: train, eval, name and split of a dataset in the config, as far as they are set.
         configs: What the card says of configs, or None.
         place: The dataset, for the warning.
-
-    Raises:
-        InputError: A split has no files, or files that cannot be read together.
     """
     if "train" in source:
         globs = {split: source[split] for split in ("train", "eval") if split in source}
@@ -217,9 +210,6 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
         configs: What the card says of configs, or None.
         name: The config of the card or, without configs, the folder that is read; None for the
             default config or all folders.
-
-    Raises:
-        InputError: The config does not exist, or the card does not list any files.
     """
     from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
     from fsspec.implementations.memory import MemoryFileSystem

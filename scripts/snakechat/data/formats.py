@@ -250,7 +250,7 @@ def _vicuna(prompt: str, chosen: str) -> Record:
 
 
 def _prompt(prompt: list[Turn], system: Any = None) -> list[Turn]:
-    """A prompt without a response: an instruction, or a list of messages."""
+    """Return a prompt with its system turn; a row without a question is dropped."""
     if system:
         first = [("system", checked_text(system, "system"))]
         if turns_of_messages(system, "system") != first:

@@ -50,9 +50,8 @@ def fetch(
         Folder of the files, whose name is the full commit id, and the selected paths.
 
     Raises:
-        InputError: The hub rejects the request or is unavailable; the cache cannot be written; a
-            file of the cache is damaged; or choose raises it. A damaged file is deleted unless
-            HF_HUB_OFFLINE is set.
+        InputError: The hub, the cache or `choose` fails, or a file of the cache is damaged. A
+            damaged file is deleted unless HF_HUB_OFFLINE is set.
     """
     # They take a second. httpx2 is the HTTP library of huggingface_hub.
     import httpx2

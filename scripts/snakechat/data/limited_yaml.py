@@ -33,8 +33,7 @@ def root_node(text: str) -> yaml.Node | None:
     """Return the nodes of a text, whose values can be constructed in time.
 
     Raises:
-        ValueError: Aliases and merges repeat too many values, a value contains itself, a number has
-            too many digits, or values are nested too deeply.
+        ValueError: They cannot.
         yaml.YAMLError: The text is not YAML.
     """
     depth = 0

@@ -52,12 +52,7 @@ def is_pointer(path: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Check the files of a model for what the libraries do not report, or without naming the file.
-
-    Raises:
-        InputError: A file is a pointer of Git LFS or damaged, the config names too many layers, or
-            the config or a file of the tokenizer is missing.
-    """
+    """Raise InputError for a damaged or missing file, which the libraries may not name."""
     names = {path.name for path in folder.iterdir()}
     for name in sorted(names):
         if is_pointer(folder / name):
@@ -105,9 +100,6 @@ def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> An
 
     Code of the folder never runs. By default, transformers asks on the terminal whether it may, and
     the answer may be a text that is meant for something else.
-
-    Raises:
-        InputError: transformers rejects the folder.
     """
     try:
         return auto_class.from_pretrained(

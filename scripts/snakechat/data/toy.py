@@ -124,12 +124,9 @@ def make_row(prompt: str, rng: random.Random) -> dict[str, str]:
 def make_rows(
     rows: int, eval_rows: int, rng: random.Random
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return training and evaluation rows without common prompts.
+    """Return training and evaluation rows without common prompts; the latter have distinct ones.
 
-    Evaluation rows have distinct prompts.
-
-    Raises:
-        ValueError: eval_rows leaves no prompt for training.
+    A ValueError if eval_rows leaves no prompt for training.
     """
     prompts = all_prompts()
     rng.shuffle(prompts)
