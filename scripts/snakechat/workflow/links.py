@@ -48,8 +48,6 @@ from snakechat.workflow.store import (
 )
 
 VERSIONS = "versions"
-# The file in output/ that a build locks.
-LOCK = ".lock"
 # The file in output/ with a text that no other output folder has, apart from copies.
 IDENTITY = ".identity"
 # The folders of output/ whose results users name as targets: Snakemake writes its timestamp into
@@ -63,7 +61,7 @@ _real = cache(os.path.realpath)
 def lock_output() -> None:
     """Lock output/ for the lifetime of this process; raise InputError if another one holds it."""
     try:
-        acquire_lock(Path("output", LOCK))
+        acquire_lock(Path("output/.lock"))
     except AlreadyLocked as other:
         raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
 
@@ -71,12 +69,8 @@ def lock_output() -> None:
 def link_result(path: str | Path, folder: Path) -> None:
     """Have the path of a result, such as output/sft/NAME, lead to a folder of a store.
 
-    Killed anywhere, it leaves the earlier link or the new one.
-
-    Raises:
-        InputError: The path has a folder or a file, which no version of a result is; or the folder
-            was removed since it was found.
-        OSError: It cannot be written.
+    Killed anywhere, it leaves the earlier link or the new one. Raises InputError if the path has a
+    folder or a file of its own, or the folder in the store was removed since it was found.
     """
     path = Path(path)
     with suppress(OSError):

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
@@ -42,6 +42,8 @@ RECENT = 3.0
 MEMORY = Path(".snakemake/snakechat")
 
 Manifest = dict[str, Any]
+# Returns the digests of files by their paths.
+FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 STORE = Path(DEFAULTS.stores[0])
 
@@ -319,8 +321,6 @@ def read_run_record(
 # --- lineage --------------------------------------------------------------------------------------
 
 Lineage = dict[str, dict[str, Any]]
-# The paths of the inputs of each job by the names in its spec, by the path of the job.
-Names = Mapping[str, Mapping[str, str]]
 
 
 def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
@@ -346,14 +346,16 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
     return jobs
 
 
-def named_lineage(results: Mapping[str, str], lineage: Lineage, names: Names) -> Lineage:
+def named_lineage(
+    results: Mapping[str, str], lineage: Lineage, names: Mapping[str, Mapping[str, str]]
+) -> Lineage:
     """Return a lineage by paths: each job has its name, and its inputs as a list of paths.
 
     A job that the config of today names no more has its RULE/KEY in place of a path.
 
     results: The RULE/KEY of results by their paths.
     lineage: These results and all jobs before them.
-    names: The paths of today.
+    names: The paths of the inputs of each job by the names in its spec, by the path of the job.
     """
     jobs: Lineage = {}
     pending = list(results.items())

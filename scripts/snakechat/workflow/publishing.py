@@ -38,7 +38,7 @@ from snakechat.workflow.manifest import (
     without_names,
     write_atomically,
 )
-from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
+from snakechat.workflow.pins import check_installed, installed_versions
 from snakechat.workflow.processes import Placement, RunOptions, changed_values
 from snakechat.workflow.store import (
     AlreadyLocked,
@@ -73,13 +73,11 @@ def prepare(
     processes.
 
     A result exists if the inputs were rebuilt and came out the same, if the job was killed before
-    it was published, or if another job makes the same one at the same time.
+    it was published, or if another job makes the same one at the same time. Raises InputError if
+    the spec, the code, a library or an input is not what was planned.
 
     node: Number of this node, if several ones decide separately, and have to decide the same: then
         the result exists only if the store has it.
-
-    Raises:
-        InputError: The spec, the code, a library or an input is not what was planned.
     """
     spec = read_spec(spec_file)
     job: Job[Any] = Job(spec, read_manifests(spec), placement, options, SimpleNamespace)
@@ -93,10 +91,9 @@ def prepare(
             print(f"{job.target} is kept: it was made from the same spec and inputs")
             finish(job)
         return None
-    if log := os.environ.get("SNAKECHAT_LOG"):
-        # It belongs to another result. The rule creates it at the same time.
-        with suppress(FileNotFoundError):
-            os.truncate(log, 0)
+    # The log belongs to another result. The rule creates it at the same time.
+    with suppress(FileNotFoundError):
+        os.truncate(os.environ.get("SNAKECHAT_LOG", ""), 0)
     check_inputs(job.inputs.values())
     modules = Modules(Path(program).parent)
     check_code(spec, program, modules)
@@ -257,7 +254,7 @@ def run_record(
         "hermetic": hermetic_version(options.hermetic),
         "python": platform.python_version(),
         "versions": {
-            **installed_versions(spec["requirements"].keys() - {PYTHON}),
+            **installed_versions(spec["requirements"]),
             **measured.get("versions", {}),
         },
     }
