@@ -49,12 +49,7 @@ class Rung(NamedTuple):
 
 
 class Ladder:
-    """The rungs of a training, and the file that says which one it is on.
-
-    Args:
-        states: The folder of its checkpoints.
-        placement: As in the config, with `auto`.
-        dtype: That of the recipe.
+    """The rungs of a training, and the file among its checkpoints that says which one it is on.
 
     Attributes:
         rungs: In the order in which they are tried; one if the placement has no `auto`.
@@ -158,10 +153,8 @@ def without_hopeless(
 ) -> list[Rung]:
     """Return the rungs on which weights, gradients and optimizer state alone fit into a GPU.
 
-    Args:
-        rungs: From the current one on. The last one always stays.
-        trained: Number of trained weights.
-        gpu_memory: Bytes of the smallest GPU.
+    rungs: From the current one on. The last one always stays. trained: Number of trained weights.
+    gpu_memory: Bytes of the smallest GPU.
     """
     if placement.offload != "none":
         return rungs
@@ -196,10 +189,7 @@ def samples_whole(weight_bytes: float, gpu_memory: float) -> bool:
 
 
 def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
-    """Return the rung on which a result was made that this build makes again.
-
-    target: Path of the result, which starts with output/.
-    """
+    """Return the rung on which a result (output/...) was made that this build makes again."""
     folder = os.environ.get(REPRODUCED)
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
     if record is None:
