@@ -38,7 +38,8 @@ def main(training: Training[DpoSettings]) -> None:
             logprobs = sequence_sums(engine(micro_batch.batch), micro_batch.batch.target_lengths)
             return data.losses(logprobs.view(2, -1), micro_batch.rows, reference_point)
 
-        return data.metrics(*pair_gradients(engine, data.rows, rows, of_batch), rows)
+        found = pair_gradients(engine, data.rows, rows, training.device, of_batch)
+        return data.metrics(*found, rows)
 
     def evaluate() -> dict[str, float]:
         return eval_data.metrics(*eval_data.evaluate(policy))

@@ -170,6 +170,7 @@ def pair_gradients(
     engine: Engine[Any],
     examples: Examples,
     rows: np.ndarray,
+    device: torch.device,
     evaluate: Callable[[MicroBatch], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
     """Take an optimizer step on the given rows [B]; return their losses [B] and scores [2, B].
@@ -180,7 +181,6 @@ def pair_gradients(
     evaluate: Returns losses and scores of the rows of a micro-batch.
     """
     places = {int(row): place for place, row in enumerate(rows)}
-    device = next(engine.module.parameters()).device
     table = torch.zeros(3, len(rows), device=device)
     for micro_batch in examples.micro_batches(rows, engine.module.supports_packing, device):
         losses, scores = evaluate(micro_batch)

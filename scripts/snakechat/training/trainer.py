@@ -324,9 +324,9 @@ def text_gradients(
 
     Returns the loss: the mean of -log p(token) over the num_tokens target tokens of all processes.
     """
-    loss_sum = torch.zeros((), device=next(engine.module.parameters()).device)
+    loss_sum: Any = 0.0
     for micro_batch in micro_batches:
         loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
-        loss_sum += loss.detach()
+        loss_sum = loss_sum + loss.detach()
     return all_reduce_sum(loss_sum).item()
