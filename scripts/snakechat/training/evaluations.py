@@ -68,9 +68,8 @@ class Evaluations(Attributes):
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
         interval = self.settings.eval_steps
-        if step == 0 and self.evaluates_first:
-            return True
-        return interval > 0 and (step % interval == 0 or step == self.num_steps)
+        is_due = interval > 0 and (step % interval == 0 or step == self.num_steps)
+        return is_due or (step == 0 and self.evaluates_first)
 
     def after_step(self, step: int) -> dict[str, float]:
         """Keep a copy of the model and evaluate it, if they are due; return metrics as `eval_NAME`.
@@ -108,10 +107,8 @@ class Evaluations(Attributes):
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
-        best = self.best_value
-        is_best = math.isfinite(value)
-        if best is not None:
-            is_best = value > best if self.best_metric else value < best
+        sign, best = 1 if self.best_metric else -1, self.best_value
+        is_best = math.isfinite(value) if best is None else sign * value > sign * best
         # Rounding may differ between processes, which decide together.
         if not broadcast_from_first(is_best):
             return
