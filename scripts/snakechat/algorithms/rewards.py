@@ -249,7 +249,8 @@ class RewardSum(NamedTuple):
         for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
             by_source[name] = values
             total += (weight * values).where(~values.isnan(), 0)
-        for index in total.isfinite().logical_not().nonzero().flatten().tolist():
+        if not total.isfinite().all():
+            index = int(total.isfinite().logical_not().nonzero()[0])
             raise InputError(
                 f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
                 f" {total[index].item()}, expected a finite number: check the reward models,"
