@@ -79,11 +79,8 @@ def added_moments(moments: Moments, values: Tensor) -> Moments:
     if n == 0:
         return m, own_mean, own_squares
     count, distance = n + m, own_mean - mean
-    return (
-        count,
-        mean + distance * m / count,
-        squares + own_squares + distance**2 * n * m / count,
-    )
+    total = squares + own_squares + distance**2 * n * m / count
+    return count, mean + distance * m / count, total
 
 
 def gae(

@@ -32,13 +32,7 @@ from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.placed_models import init_process_group, load_model, make_engine
-from snakechat.training.rungs import (
-    Ladder,
-    goes_down,
-    is_open,
-    reproduced_rung,
-    without_hopeless,
-)
+from snakechat.training.rungs import Ladder, goes_down, is_open, reproduced_rung, without_hopeless
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
 from snakechat.workflow.processes import (
