@@ -45,7 +45,6 @@ from snakechat.workflow.processes import (
 )
 
 S = TypeVar("S", bound=TrainingSettings)
-T = TypeVar("T")
 P = TypeVar("P", Policy, Scorer)
 # Values by name; None for a metric that a step does not have, as in an fp16 step that was skipped.
 Metrics = Mapping[str, float | None]
@@ -57,12 +56,12 @@ COMPILED_WEIGHTS, COMPILED_SECONDS, COMPILED_AFTER = MAX_FP32_WEIGHTS, 600, 2
 
 
 def trainer(
-    train: Callable[[T], None], kind: type[Any] | None = None
+    train: Callable[[Any], None], kind: type[Any] | None = None
 ) -> Callable[[Job[Any]], None]:
     """Return the program that trains by a function of a Training, or of another kind of it."""
 
     def main(job: Job[Any]) -> None:
-        training = (kind or Training)(job)
+        training: Any = (kind or Training)(job)
         try:
             train(training)
         except Exception as error:
