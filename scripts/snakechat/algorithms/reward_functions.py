@@ -2,11 +2,10 @@
 
 Each program defines score(prompts, responses), which takes two lists of texts without special
 tokens and returns one number for each response, or None for a response that it cannot judge. It may
-have further parameters, or **columns. It
-receives by keyword those that have the name of a column that a dataset keeps (a list with the cell
-of each response, None where its dataset has no such column), of an argument in the config, or
-
-    messages: For each response the conversation with it, a list of {"role", "content"}.
+have further parameters, or **columns. It receives by keyword those that have the name of a column
+that a dataset keeps (a list with the cell of each response, None where its dataset has no such
+column), of an argument in the config, or `messages`: for each response the conversation with it, a
+list of {"role", "content"}.
 
 A program may import modules in rewards/ and scripts/, and read data files in rewards/ whose paths
 it has as strings, relative to rewards/: "words.txt". These files are part of its code

@@ -139,8 +139,7 @@ def load_reward(
     )
     prompts = Ragged(tokens, f"{split}.prompt")
     if encoder is None:
-        sizes = settings.max_response_length, settings.num_generations
-        examples = prompt_examples(prompts, *sizes)
+        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
     else:
         turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
         examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
