@@ -53,8 +53,11 @@ def main(job: Job[SimpleNamespace]) -> None:
             outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
             num_swapped += int((outcomes == 0).sum())
             for (prompt, one, other), outcome in zip(found, outcomes, strict=True):
-                labelled: dict[float, Record | str] = {0.5: "tie"}
-                labelled |= {1: (prompt, one, other), 0: (prompt, other, one)}
+                labelled: dict[float, Record | str] = {
+                    1: (prompt, one, other),
+                    0: (prompt, other, one),
+                    0.5: "tie",
+                }
                 yield labelled.get(outcome, "unreadable reply")
         job.facts["swapped"][split] = num_swapped
         print(f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped")
