@@ -42,7 +42,7 @@ def main() -> None:
     )
     arguments, words = parser.parse_known_args()
     gpu, plan = arguments.gpu, plan_build(words)
-    jobs = [JobEstimate(path, plan, gpu) for path in plan.stale]
+    jobs = [JobEstimate(job, gpu) for job in plan.stale.values()]
     print(
         f"{gpu.name}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"

@@ -13,7 +13,7 @@ ones.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +46,7 @@ from snakechat.evaluation.held_out_prompts import count_contamination, draw_held
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
@@ -205,7 +205,7 @@ class Evaluator:
             yield self.function_sum
         for name in model_names(references):
             reward = load_reward(self.job, name, "rlhf", "fp32", "eval")
-            with reward.module:
+            with closing(reward.module):
                 yield RewardSum([reward], {}, self.texts)
         if judges := weighted_judges(references, self.judges):
             yield RewardSum([], {}, self.texts, judges)
@@ -275,7 +275,7 @@ class Evaluator:
     ) -> ModelResponses:
         """Sample responses of a model; temperature 0 is greedy decoding."""
         length = self.settings.max_response_length
-        sampler = HfSampler(self.stop_ids, length, temperature, num_generations)
+        sampler = Sampler(self.stop_ids, length, temperature, num_generations)
         sampler.update(model.module.model)
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         tokens = self.prompts, responses, self.tokenizer, self.stop_ids

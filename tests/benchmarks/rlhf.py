@@ -73,7 +73,7 @@ def prepare(vocabulary, folder, rounds):
     from gpu.workloads import write_tokens
     from snakechat.data.dialogues import parse_prompt
     from snakechat.data.encoder import Encoder
-    from snakechat.modeling.batching import global_batches
+    from snakechat.modeling.batching import epoch_batches
     from snakechat.modeling.loading import load_scorer
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
@@ -101,7 +101,7 @@ def prepare(vocabulary, folder, rounds):
         save_model(actor, tokenizer, path / "actor")
         write_tokens(path / "tokens", len(tokenizer), prompt=chosen)
         for turn in range(int(rounds)):
-            batches = global_batches(len(chosen), case.prompts, 1, SEED + turn)
+            [batches] = epoch_batches(len(chosen), case.prompts, 1, SEED + turn)
             steps = [[chosen[row] for row in batch] for batch in batches]
             content = {**case._asdict(), "kl_coef": KL_COEF, "steps": steps}
             (path / f"{turn}.json").write_text(json.dumps(content))

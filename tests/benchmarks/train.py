@@ -48,7 +48,7 @@ def prepare(vocabulary, folder, rounds):
     from gpu.workloads import write_reference, write_tokens
     from snakechat.data.dialogues import parse_prompt
     from snakechat.data.encoder import Encoder, accepted
-    from snakechat.modeling.batching import global_batches
+    from snakechat.modeling.batching import epoch_batches
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
 
@@ -68,7 +68,7 @@ def prepare(vocabulary, folder, rounds):
     rows = fitting[:: len(fitting) // number][:number]
     fields = {name: [row[name] for row in rows] for name in rows[0]}
     write_tokens(folder / "tokens", len(tokenizer), **fields)
-    batches = global_batches(len(rows), BATCH, 1, SEED)
+    [batches] = epoch_batches(len(rows), BATCH, 1, SEED)
     steps = [[rows[row] for row in batch] for batch in batches]
     (folder / "steps.json").write_text(json.dumps(steps))
     write_reference(training_job("dpo", folder, folder / "result"))

@@ -52,15 +52,14 @@ from gpu.workloads import (  # noqa: E402
     write_reference,
 )
 from snakechat.config import recipes  # noqa: E402
-from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
-from snakechat.estimates.job_estimate import job_workload  # noqa: E402
-from snakechat.estimates.memory import peak_memory  # noqa: E402
+from snakechat.estimates.flops import Gpu, flops_per_token, peak_flops  # noqa: E402
+from snakechat.estimates.job_estimate import JobEstimate  # noqa: E402
 from snakechat.jobs.model_jobs import FIELDS  # noqa: E402
-from snakechat.jobs.planner import Plan  # noqa: E402
+from snakechat.jobs.rules import RULES  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
-from snakechat.modeling.generation import HfSampler  # noqa: E402
+from snakechat.modeling.generation import Sampler  # noqa: E402
 from snakechat.training.metric_logs import StepTimer  # noqa: E402
 from snakechat.workflow import processes  # noqa: E402
 
@@ -166,7 +165,7 @@ def decoding(bench):
         torch.cuda.reset_peak_memory_stats()
         with configured(cuda_graphs=graphs):
             started = now()
-            sampler = HfSampler([2], size.response_length, 1.0)
+            sampler = Sampler([2], size.response_length, 1.0)
             sampler.update(model)
             responses, _ = sampler.sample(prompts, range(len(prompts)))
             seconds = now() - started
@@ -361,32 +360,34 @@ def step_means(bench, job):
         for each in (lengths, examples.num_tokens(with_prompts=False))
     )
     [model] = job.record["models"].values()
-    flops = tokens * training_flops(model, tokens / job.settings.global_batch_size)
+    flops = tokens * flops_per_token([(model, 0, 1)], tokens / job.settings.global_batch_size)
     # Without output layers that no token reaches.
     keys = json.loads((job.inputs["model"] / "config.json").read_text())
     of_token = 6 * keys["vocab_size"] * keys["hidden_size"]
     return seconds, tokens, flops - of_token * (tokens - targets)
 
 
-def plan_of_inputs(job):
-    """Return a plan of the inputs of a job, which exist; any model's folder has a config."""
-    planned = {}
-    for entry in job.spec["inputs"].values():
-        stage = entry.get("rule", "").removeprefix("tokenize_")
-        settings = (
-            {"fields": FIELDS[recipes.PHASES[stage]]} if stage in recipes.PHASES else {"hub": ""}
-        )
-        spec = {"rule": "fetch_model", "name": "random", "settings": settings}
-        planned[entry["path"]] = types.SimpleNamespace(spec=spec, options=processes.DEFAULTS)
-    return Plan(planned, {})
+def planned(rule, settings, **others):
+    """Return what an estimate reads of a job that is planned."""
+    description = types.SimpleNamespace(settings=settings)
+    return types.SimpleNamespace(
+        rule=rule, name="random", description=description, is_stale=False, **others
+    )
 
 
 def estimated(job):
     """Return the phase and the peak that scripts/estimate.py predicts for a job."""
-    total = torch.cuda.mem_get_info()[1]
-    workload = job_workload(job.spec, job.placement, plan_of_inputs(job), total)
-    phase, memory = peak_memory(workload, job.placement, total)
-    return {"phase": phase, "estimated_gib": gib(sum(memory.values()))}
+    inputs, rule = {}, job.spec["rule"]
+    for key, entry in job.spec["inputs"].items():
+        stage = entry["rule"].removeprefix("tokenize_")
+        # Any model's folder has a config.
+        settings = {"fields": FIELDS[recipes.PHASES[stage]]} if stage in recipes.PHASES else {}
+        options = {"path": entry["path"], "options": processes.DEFAULTS}
+        inputs[key] = planned("fetch_model", settings, **options)
+    placed = {"row": RULES[rule], "placement": job.placement, "inputs": inputs}
+    gpu = Gpu(torch.cuda.mem_get_info()[1], 1, 1)
+    estimate = JobEstimate(planned(rule, job.spec["settings"], **placed), gpu)
+    return {"phase": estimate.moment, "estimated_gib": gib(estimate.memory.total())}
 
 
 # --- processes --------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from gpu import measure
 from gpu.emulated_cuda import DEVICE, emulation, rehearsal
 from gpu.workloads import ON_PROMPTS, tiny_job, train
 from snakechat.modeling import generation
-from snakechat.modeling.generation import FixedDecoder, HfSampler
+from snakechat.modeling.generation import FixedDecoder, Sampler
 from snakechat.training.metric_logs import StepTimer
 from snakechat.workflow import processes
 from support.families import FAMILIES, LLAMA, SIZE, WINDOWS
@@ -205,7 +205,7 @@ def run_training(name, folder):
         for owner, attribute, value in (
             (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
             (FixedDecoder, "run_graph", captured_phase(counts, captured)),
-            (HfSampler, "fixed_decoder", recorded(HfSampler.fixed_decoder, decoders)),
+            (Sampler, "fixed_decoder", recorded(Sampler.fixed_decoder, decoders)),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))
         try:
@@ -224,7 +224,7 @@ def run_training(name, folder):
 
 
 def recorded(get, decoders):
-    """Return HfSampler.fixed_decoder, which adds each decoder to a list."""
+    """Return Sampler.fixed_decoder, which adds each decoder to a list."""
 
     def call(*arguments):
         decoders.append(get(*arguments))

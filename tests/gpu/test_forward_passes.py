@@ -9,7 +9,7 @@ import torch
 from gpu.workloads import configured
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import DTYPES, make_causal
 from support.families import FAMILIES, WINDOWS, spread
 from support.passes import loss_and_gradients, sample_responses
@@ -84,7 +84,7 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device):
     def sample():
-        return sample_responses(model, PROMPTS, HfSampler([tokenizer.eos_token_id], 40, 0, 2))
+        return sample_responses(model, PROMPTS, Sampler([tokenizer.eos_token_id], 40, 0, 2))
 
     expected = sample()
     model.to(device)

@@ -16,7 +16,7 @@ import rw_eval
 from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -74,7 +74,7 @@ def test_each_model_responds_to_each_prompt_with_each_decoder(job, tokenizer):
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
     for decoder, temperature in decoders.items():
         torch.manual_seed(1)
-        [drawn] = sample_responses(model, ids, HfSampler([tokenizer.eos_token_id], 12, temperature))
+        [drawn] = sample_responses(model, ids, Sampler([tokenizer.eos_token_id], 12, temperature))
         for prompt, response in zip(PROMPTS, drawn, strict=True):
             line = responses["rlhf", decoder, prompt]
             assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)

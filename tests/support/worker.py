@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.modeling.batching import Examples  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
-from snakechat.modeling.generation import HfSampler  # noqa: E402
+from snakechat.modeling.generation import Sampler  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
@@ -194,7 +194,7 @@ def train_on_rollouts(placement):
     policy, rows = Policy(add_lora(make_model(), 4, 8)), np.arange(len(PROMPTS))
     engine = engine_for(policy, placement, {})
     # A prompt at a time: batches have 16 tokens.
-    sampler = HfSampler([2], 4, 1.0, 2)
+    sampler = Sampler([2], 4, 1.0, 2)
     # With 16 tokens per micro-batch, one process has three to four of them.
     rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, CPU)
     run = {"responses": [], "tables": [], "base_tables": [], "losses": []}

@@ -29,36 +29,23 @@ GPUS: dict[str, Gpu] = {name: Gpu(**values) for name, values in _TABLE.items()}
 GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
 
 
-def forward_flops(model: Mapping[str, int], length: float) -> float:
-    """Return the forward FLOPs per token at a mean sequence length: 2 per weight, and attention.
-
-    Attention, Q K^T and the weighted sum of V, takes 4 * layers * hidden_size * length: Chowdhery
-    et al. 2022 (PaLM), appendix B, whose factor 12 covers forward and backward.
-    """
-    attention = 4 * model["layers"] * model["hidden_size"] * length
-    return 2 * model["weights"] + attention
-
-
-def training_flops(model: Mapping[str, int], length: float) -> float:
-    """Return the forward and backward FLOPs per token at a mean sequence length.
-
-    Three forward passes. A frozen weight has no gradient, which saves 2. Recomputation by
-    activation checkpointing does not count.
-    """
-    return 3 * forward_flops(model, length) - 2 * (model["weights"] - model["trained"])
-
-
 def flops_per_token(passes: Iterable[tuple[Mapping[str, int], int, int]], length: float) -> float:
     """Return the FLOPs per token of models.
 
-    Args:
-        passes: Each model, its forward passes, and the forward and backward passes that train it.
-        length: Mean length of a sequence.
+    A forward pass has 2 per weight. Attention, Q K^T and the weighted sum of V, has 4 * layers *
+    hidden_size * length: Chowdhery et al. 2022 (PaLM), appendix B, whose factor 12 covers forward
+    and backward. Both together are three forward passes, without 2 for each frozen weight, which
+    has no gradient. Recomputation by activation checkpointing does not count.
+
+    passes: Each model, its forward passes, and the forward and backward passes that train it.
+    length: Mean length of a sequence.
     """
-    return sum(
-        forwards * forward_flops(model, length) + epochs * training_flops(model, length)
-        for model, forwards, epochs in passes
-    )
+    total = 0.0
+    for model, forwards, epochs in passes:
+        forward = 2 * model["weights"] + 4 * model["layers"] * model["hidden_size"] * length
+        frozen = model["weights"] - model["trained"]
+        total += forwards * forward + epochs * (3 * forward - 2 * frozen)
+    return total
 
 
 def peak_flops(name: str) -> float | None:

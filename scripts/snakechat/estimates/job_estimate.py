@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,13 +35,11 @@ from snakechat.estimates.memory import (
     measure_size,
     peak_memory,
 )
-from snakechat.jobs.planner import Plan
-from snakechat.jobs.rules import RULES
-from snakechat.jobs.stale_causes import job_name
+from snakechat.jobs.staleness import PlannedJob
 from snakechat.modeling.generation import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import Rung, is_open, possible_rungs, samples_whole
-from snakechat.workflow.processes import Placement, stage_used
+from snakechat.workflow.processes import stage_used
 
 GIB = 1 << 30
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the
@@ -85,25 +83,24 @@ class TokenCounts(NamedTuple):
     num_responses: int = 1
 
 
-def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
-    """Return the counts of a split (train or eval) of a folder of tokens.
+def token_counts(job: PlannedJob, split: str) -> TokenCounts:
+    """Return the counts of a split (train or eval) of the result of a job that tokenizes.
 
     Before the tokens exist, the datasets give the number of rows, and rows are assumed to be half
     as long as their limit.
     """
-    spec = plan.jobs[path].spec
-    settings, name = spec["settings"], job_name(spec)
+    settings, name = job.description.settings, f"{job.rule} {job.name}"
     fields, number = settings["fields"], max(len(settings["fields"]) - 1, 1)
-    arrays = [optional_ragged(Path(path), f"{split}.{field}") for field in fields]
+    arrays = [optional_ragged(Path(job.path), f"{split}.{field}") for field in fields]
     # Neither missing nor empty.
     if all(arrays):
         lengths = [array.lengths for array in arrays if array]
         prompt, *responses = (of_field.mean() for of_field in lengths)
         stale = [f"assumed: rows are as long as in the stale result of {name}"]
-        notes, longest = stale if path in plan.stale else [], int(np.sum(lengths, axis=0).max())
+        notes, longest = stale if job.is_stale else [], int(np.sum(lengths, axis=0).max())
         return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes, number)
     limit = settings.get("max_length") or settings["max_prompt_length"]
-    num_rows, notes = count_rows(spec, split, plan)
+    num_rows, notes = count_rows(job, split)
     mean = ASSUMED_LENGTH * limit
     notes.append(f"assumed until {name} is built: {mean:g} tokens per row, half of the limit")
     # Half of a sequence is the prompt; the limit holds for each sequence of prompt and response.
@@ -111,24 +108,24 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
     return TokenCounts(num_rows, prompt, number * (mean - prompt), number * limit, notes, number)
 
 
-def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:
+def count_rows(job: PlannedJob, split: str) -> tuple[float, list[str]]:
     """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
-    phase = spec["settings"]["phase"]
-    total, notes = 0.0, []
-    for number, weight in enumerate(spec["settings"]["weights"], start=1):
-        records, rows = (spec["inputs"][f"{key}.{number}"] for key in ("records", "rows"))
-        file = Path(rows["path"], f"{phase}.{split}.npy")
+    settings, total, notes = job.description.settings, 0.0, []
+    phase = settings["phase"]
+    for number, weight in enumerate(settings["weights"], start=1):
+        records, rows = (job.inputs[f"{key}.{number}"] for key in ("records", "rows"))
+        file = Path(rows.path, f"{phase}.{split}.npy")
         if file.exists():
             total += weight * len(np.load(file, mmap_mode="r", allow_pickle=False))
             continue
-        source, division = (plan.jobs[each["path"]].spec["settings"] for each in (records, rows))
+        source, division = records.description.settings, rows.description.settings
         if "generate" in source:
             eval_rows = source["eval_rows"]
             listed = {"train": source["rows"] - eval_rows, "eval": eval_rows}
-        elif listed := DATASET_ROWS.get(source.get("hub"), {}):
-            notes.append(f"assumed: {rows['name']} has as many rows as the Hub listed in 2024")
+        elif listed := DATASET_ROWS.get(source.get("hub", ""), {}):
+            notes.append(f"assumed: {rows.name} has as many rows as the Hub listed in 2024")
         else:
-            notes.append(f"unknown until {rows['name']} is split: number of rows")
+            notes.append(f"unknown until {rows.name} is split: number of rows")
         num_rows = listed.get(split, math.nan)
         if division["max_rows"] and split == "train":
             num_rows = min(num_rows, division["max_rows"])
@@ -136,26 +133,22 @@ def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, 
     return total, notes
 
 
-def model_config(path: str, plan: Plan) -> str:
-    """Return the config of the model in a result folder, as JSON.
+def model_config(job: PlannedJob) -> str:
+    """Return the config of the model of a job, as JSON.
 
     A trained model has the config of its base model. Before a download, the Hub has the config.
-
-    Raises:
-        InputError: The Hub is unavailable.
+    Raises InputError if the Hub is unavailable.
     """
-    spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
-    settings = spec["settings"]
-    if spec["rule"] == "init_model":
+    settings = job.description.settings
+    if job.rule == "init_model":
         size = settings["tokenizer"]["vocab_size"]
         return json.dumps({**settings["init"], "vocab_size": size})
-    if spec["rule"] == "fetch_model":
-        for folder in (path, source):
+    if job.rule == "fetch_model":
+        for folder in (job.path, job.options.source):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
         return hub_config(settings["hub"], settings["revision"])
-    key = "actor" if spec["rule"] == "train_rlhf" else "model"
-    return model_config(spec["inputs"][key]["path"], plan)
+    return model_config(job.inputs["actor" if job.rule == "train_rlhf" else "model"])
 
 
 @cache
@@ -164,187 +157,6 @@ def hub_config(name: str, revision: str) -> str:
     print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
     folder, _ = fetch(name, "model", revision, lambda *_: {"": ["config.json"]})
     return Path(folder, "config.json").read_text()
-
-
-# --- what a job runs ----------------------------------------------------------------------------
-
-
-class PlannedSizes:
-    """A job, with the sizes of the models and tokens that its program reads."""
-
-    def __init__(
-        self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
-    ) -> None:
-        self.settings, self.inputs, self.rule = spec["settings"], spec["inputs"], spec["rule"]
-        self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
-
-    def tokens(self, split: str) -> TokenCounts:
-        """Return the counts of a split of the job's tokens."""
-        return token_counts(self.inputs["tokens"]["path"], split, self.plan)
-
-    def with_responses(self, prompts: TokenCounts) -> TokenCounts:
-        """Return the counts of prompts with all their responses, of the maximum length."""
-        count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
-        longest = prompts.longest + count * limit
-        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
-
-    def trained_rows(self, tokens: TokenCounts) -> float:
-        """Return the rows of all steps of a training; nan if their number is unknown."""
-        settings, rows = self.settings, tokens.num_rows * self.settings["epochs"]
-        batch = settings.get("rollout_batch_size", settings["global_batch_size"])
-        return min(rows, (settings["max_steps"] or math.inf) * batch)
-
-    def evaluated(self, key: str, loss: str, forwards: int, dtype: str = "") -> Run:
-        """Return the run of the frozen model of an input.
-
-        Args:
-            key: Name of the input.
-            loss: What the forward pass computes (SFT, POLICY or SCORE).
-            forwards: Forward passes over each row.
-            dtype: Defaults to the recipe's.
-        """
-        dtype, placement = dtype or self.settings.get("dtype", "fp32"), self.placement
-        trains = RULES[self.rule].work == "training"
-        partitions = placement.is_partitioned if trains else placement.evaluates_partitioned
-        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
-        return Run(model, 3 if partitions(dtype) else 0, forwards)
-
-    def trained(self, key: str, loss: str, forwards: int, prefix: str = "") -> Run:
-        """Return the run of the model of an input that is trained.
-
-        prefix: Of its settings: critic_ for a critic.
-        """
-        settings, placement = self.settings, self.placement
-        run, stage = self.evaluated(key, loss, forwards), getattr(placement, f"{prefix}zero_stage")
-        model = run.model._replace(
-            lora_rank=settings.get(f"{prefix}lora_rank", 0),
-            train_base="none" if prefix else settings.get("train_base", "none"),
-            activation_checkpointing=placement.activation_checkpointing,
-        )
-        stage = stage_used(placement.zero_stage if stage is None else stage, model.dtype)
-        return Run(model, stage, forwards, epochs=settings.get("ppo_epochs", 1))
-
-    def workload(
-        self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
-    ) -> Workload:
-        """Return the workload of models that read rows, each with so many targets."""
-        settings, placement = self.settings, self.placement
-        sequences = max(1, placement.micro_batch_tokens // tokens.longest)
-        # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
-        has_mask = settings.get("dtype") == "fp32" or placement.attn_implementation != "auto"
-        fewer = [key for key in ("train_only", "lora_target_modules") if settings.get(key)]
-        return Workload(
-            runs,
-            rows,
-            length=tokens.prompt + tokens.responses,
-            # The responses of a row share its prompt, and do not attend to each other.
-            attended=tokens.prompt + tokens.responses / tokens.num_responses,
-            largest=BatchShape(sequences, tokens.longest, targets, has_mask),
-            notes=[*tokens.notes, *(f"not counted: {key} trains fewer weights" for key in fewer)],
-            **others,
-        )
-
-    def sampling(
-        self, model: ModelSpec, prompts: TokenCounts, responses: float, at_a_time: float
-    ) -> dict[str, Any]:
-        """Return the values of a workload with responses of a model to prompts.
-
-        at_a_time: Responses that are sampled at a time; nan if their number is unknown.
-        """
-        placement, limit = self.placement, self.settings["max_response_length"]
-        length, ranks = prompts.longest + limit, 0
-        if self.settings.get("generation_backend") == "vllm":
-            ranks, sequences = placement.vllm_tensor_parallel_size, VLLM_MAX_SEQUENCES
-        else:
-            free, tokens = MEMORY_FRACTION * self.gpu_memory, placement.micro_batch_tokens
-            default = default_generate_tokens(load_config(model), model.width, tokens, free)
-            sequences = max((placement.generate_tokens or default) // length, 1)
-        own = at_a_time * max(ranks, 1) / placement.num_processes
-        if not math.isnan(own):
-            # Batches of equal size.
-            sequences = math.ceil(own / max(math.ceil(own / sequences), 1)) or 1
-        sampled = BatchShape(sequences, length, limit)
-        return {"responses": responses, "sampled": sampled, "vllm_ranks": ranks}
-
-
-def _training(job: PlannedSizes) -> Workload:
-    """SFT, a reward model, or DPO."""
-    tokens, loss = job.tokens("train"), RULES[job.rule].loss
-    targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
-    return job.workload([job.trained("model", loss, 0)], job.trained_rows(tokens), tokens, targets)
-
-
-def _rlhf(job: PlannedSizes) -> Workload:
-    """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
-    settings, prompts = RlhfSettings(**job.settings), job.tokens("train")
-    tokens, scorers = job.with_responses(prompts), model_names(settings.reward)
-    rows, count = job.trained_rows(prompts), settings.num_generations
-    # Without its adapters, the actor is the reference model; a teacher is another one.
-    reference = "teacher" if settings.algorithm == "distill" else "actor"
-    is_lora = settings.lora_rank > 0 and settings.train_base == "none"
-    is_apart = reference == "teacher" or not is_lora
-    actor = job.trained("actor", POLICY, (not evaluated_in_update(settings)) + (not is_apart))
-    at_a_time = settings.rollout_batch_size * count
-    sampling = job.sampling(actor.model, prompts, rows * count, at_a_time)
-    runs = [actor._replace(samples=True)]
-    if settings.algorithm == "ppo":
-        runs.append(job.trained([*scorers, "actor"][0], SCORE, 1, "critic_"))
-    runs += [job.evaluated(key, SCORE, 1) for key in scorers]
-    if is_apart:
-        runs.append(job.evaluated(reference, POLICY, 1))
-    note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
-    tokens = tokens._replace(notes=[*tokens.notes, note])
-    has_ema = settings.ema_decay > 0
-    return job.workload(runs, rows, tokens, int(tokens.responses), ema=has_ema, **sampling)
-
-
-def _evaluation(job: PlannedSizes) -> Workload | None:
-    """Passes over rows by one model after the other, which may sample first; None without models.
-
-    A model that is compared with others evaluates its own responses. The first model and the
-    scorers evaluate the responses of all models: a second pass for each.
-    """
-    settings, inputs = job.settings, job.inputs
-    is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
-    samples = "max_response_length" in settings and not scores_alone
-    splits = ["eval"] if job.rule.startswith("evaluate_") else ["train", *(["eval"] * samples)]
-    found = [job.tokens(split) for split in splits]
-    rows = sum(counts.num_rows for counts in found)
-    if is_compared:
-        rows = min(settings["num_prompts"], rows)
-    tokens = prompts = max(found, key=lambda counts: counts.longest)
-    keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
-    runs = [job.evaluated(key, RULES[job.rule].loss, 2 if is_compared else 1) for key in keys]
-    sampling = {}
-    if samples:
-        number = rows * settings["num_generations"]
-        sampling = job.sampling(runs[0].model, prompts, number, number)
-        runs = [run._replace(samples=True) for run in runs]
-    if is_compared or scores_alone:
-        tokens, dtype = job.with_responses(prompts), "fp32" if is_compared else ""
-        scorers = [n for each in ("reward", "judge") for n in model_names(settings.get(each))]
-        runs += [job.evaluated(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
-    if not runs:
-        return None
-    sampling["one_at_a_time"] = not scores_alone
-    return job.workload(runs, rows, tokens, tokens.longest - 1, **sampling)
-
-
-def job_workload(
-    spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
-) -> Workload | None:
-    """Return the workload of a job; None if the job needs no GPU, or has few prompts.
-
-    Raises:
-        InputError: The Hub does not have the config of its model, or cannot be asked.
-    """
-    work = RULES[spec["rule"]].work
-    if work is None or "tokens" not in spec["inputs"]:
-        return None
-    job = PlannedSizes(spec, placement, plan, gpu_memory)
-    if work != "training":
-        return _evaluation(job)
-    return _rlhf(job) if job.rule == "train_rlhf" else _training(job)
 
 
 # --- time ----------------------------------------------------------------------------------------
@@ -386,7 +198,8 @@ class JobEstimate:
     fits by the estimate of memory. A training tries the rungs, and estimates nothing.
 
     Attributes:
-        memory: Bytes of a GPU by component at peak memory; empty for a job without models.
+        workload: What it runs on a GPU; None for a job without models, or with few prompts.
+        memory: Bytes of a GPU by component at peak memory.
         moment: The moment of peak memory.
         seconds: Time of the whole job.
         disk: Bytes of the trained model.
@@ -395,65 +208,218 @@ class JobEstimate:
         notes: Assumptions.
     """
 
-    def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
-        self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
+    workload: Workload | None = None
+
+    def __init__(self, job: PlannedJob, gpu: Gpu) -> None:
+        """Raise InputError if the Hub does not have the config of a model, or cannot be asked."""
+        self.job, self.placement = job, job.placement
+        self.settings, self.inputs = job.description.settings, job.inputs
+        self.gpu_memory = gpu.memory if self.placement.gpus_per_node else 0
         self.moment, self.memory = "", Memory()
         self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0, 0
         self.warnings, self.notes = list[str](), list[str]()
-        self.workload: Workload | None = None
-        if "command" in self.spec["settings"]:
+        if "command" in self.settings:
             self.notes.append("unknown: run.json has the time and the memory after the first run")
-            return
-        self.workload = workload = self._placed(plan, gpu)
-        if not workload:
+        elif self.job.row.work and "tokens" in self.inputs:
+            self._place()
+        if not (workload := self.workload):
             return
         self.notes += workload.notes
         if trained := [run.model for run in workload.runs if run.epochs]:
-            saved = self.spec["settings"].get("save_dtype") or trained[0].dtype
+            saved = self.settings.get("save_dtype") or trained[0].dtype
             self.disk = (1 + workload.ema) * trained[0]._replace(dtype=saved).weight_bytes
             self.checkpoint = sum(12 * measure_size(model)["trained"] for model in trained)
         self.num_gpus = self.placement.nodes * self.placement.gpus_per_node
         if self.num_gpus:
             self.seconds = total_seconds(workload, gpu, self.num_gpus)
-            self.warnings += self._lacks(workload, gpu.memory)
+            self.warnings += self._lacks(workload)
 
     def __str__(self) -> str:
-        return job_name(self.spec)
+        return f"{self.job.rule} {self.job.name}"
 
-    def _placed(self, plan: Plan, gpu: Gpu) -> Workload | None:
-        """Set the placement and its memory; return its workload."""
+    def _place(self) -> None:
+        """Set the placement, its workload and its memory."""
         rungs: list[Rung | None] = [None]
-        if is_open(self.placement) and RULES[self.spec["rule"]].work == "training":
-            rungs = [*possible_rungs(self.placement, self.spec["settings"]["dtype"])]
-        memory = gpu.memory if self.placement.gpus_per_node else 0
+        if is_open(self.placement) and self.job.row.work == "training":
+            rungs = [*possible_rungs(self.placement, self.settings["dtype"])]
         for rung in rungs:
             self.placement = rung.of(self.placement) if rung else self.placement
-            workload = job_workload(self.spec, self.placement, plan, memory)
-            if workload is None or not memory:
-                return workload
-            self.moment, self.memory = peak_memory(workload, self.placement, memory)
-            if self.memory.total() <= USABLE_MEMORY * memory:
+            self.workload = self._workload()
+            if self.workload is None or not self.gpu_memory:
+                return
+            self.moment, self.memory = peak_memory(self.workload, self.placement, self.gpu_memory)
+            if self.memory.total() <= USABLE_MEMORY * self.gpu_memory:
                 break
         if rung:
             self.notes.append(f"{rung}, if a training finds the same")
-        return workload
 
-    def _lacks(self, workload: Workload, memory: float) -> Iterator[str]:
+    def _lacks(self, workload: Workload) -> Iterator[str]:
         """Yield what a GPU lacks."""
-        needed, usable = self.memory.total(), USABLE_MEMORY * memory
+        needed, usable = self.memory.total(), USABLE_MEMORY * self.gpu_memory
         if needed > usable:
             [(largest, size)] = self.memory.most_common(1)
             peak = f"{format_bytes(needed)} at {self.moment} ({largest}: {format_bytes(size)})"
             yield f"does not fit: {peak}, a GPU has {format_bytes(usable)}"
         first, ranks = workload.runs[0], workload.vllm_ranks
         weights = first.model.weight_bytes
-        if weights > ranks * GPU_MEMORY_FRACTION * memory > 0:
+        if weights > ranks * GPU_MEMORY_FRACTION * self.gpu_memory > 0:
             used = f"the {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses"
             yield f"does not fit: vllm needs more than {used}: set vllm_tensor_parallel_size"
-        gathers = first.epochs and first.stage == 3 and not samples_whole(weights, memory)
+        gathers = first.epochs and first.stage == 3 and not samples_whole(weights, self.gpu_memory)
         if first.samples and gathers and not ranks:
             cost = "each token gathers all weights from all GPUs, whose time is not counted"
             yield f"{cost}: set generation_backend: vllm with vllm_tensor_parallel_size"
+
+    # --- what it runs ---
+
+    def _workload(self) -> Workload | None:
+        if self.job.row.work != "training":
+            return self._evaluation()
+        tokens = token_counts(self.inputs["tokens"], "train")
+        if self.job.rule == "train_rlhf":
+            return self._rlhf(tokens)
+        loss = self.job.row.loss
+        targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
+        return self._work([self._run("model", loss, 0, "")], self._rows(tokens), tokens, targets)
+
+    def _rlhf(self, prompts: TokenCounts) -> Workload:
+        """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
+        settings = RlhfSettings(**self.settings)
+        tokens, scorers = self._with_responses(prompts), model_names(settings.reward)
+        rows, count = self._rows(prompts), settings.num_generations
+        # Without its adapters, the actor is the reference model; a teacher is another one.
+        reference = "teacher" if settings.algorithm == "distill" else "actor"
+        is_lora = settings.lora_rank > 0 and settings.train_base == "none"
+        is_apart = reference == "teacher" or not is_lora
+        forwards = (not evaluated_in_update(settings)) + (not is_apart)
+        actor = self._run("actor", POLICY, forwards, "")._replace(samples=True)
+        sampling = self._sampling(
+            actor.model, prompts, rows * count, settings.rollout_batch_size * count
+        )
+        runs = [actor]
+        if settings.algorithm == "ppo":
+            runs.append(self._run([*scorers, "actor"][0], SCORE, 1, "critic_"))
+        runs += [self._run(key, SCORE, 1) for key in scorers]
+        if is_apart:
+            runs.append(self._run(reference, POLICY, 1))
+        note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
+        tokens = tokens._replace(notes=[*tokens.notes, note])
+        has_ema = settings.ema_decay > 0
+        return self._work(runs, rows, tokens, int(tokens.responses), ema=has_ema, **sampling)
+
+    def _evaluation(self) -> Workload | None:
+        """Passes over rows by one model after the other, which may sample first.
+
+        A model that is compared with others evaluates its own responses. The first model and the
+        scorers evaluate the responses of all models: a second pass for each.
+        """
+        settings, inputs = self.settings, self.inputs
+        is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
+        samples = "max_response_length" in settings and not scores_alone
+        evaluates = self.job.rule.startswith("evaluate_")
+        splits = ["eval"] if evaluates else ["train", *(["eval"] * samples)]
+        found = [token_counts(inputs["tokens"], split) for split in splits]
+        rows = sum(counts.num_rows for counts in found)
+        if is_compared:
+            rows = min(settings["num_prompts"], rows)
+        tokens = prompts = max(found, key=lambda counts: counts.longest)
+        keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
+        runs = [self._run(key, self.job.row.loss, 2 if is_compared else 1) for key in keys]
+        sampling = {}
+        if samples:
+            number = rows * settings["num_generations"]
+            sampling = self._sampling(runs[0].model, prompts, number, number)
+            runs = [run._replace(samples=True) for run in runs]
+        if is_compared or scores_alone:
+            tokens, dtype = self._with_responses(prompts), "fp32" if is_compared else ""
+            scorers = [n for each in ("reward", "judge") for n in model_names(settings.get(each))]
+            runs += [self._run(key, SCORE, max(len(keys), 1), dtype=dtype) for key in scorers]
+        if not runs:
+            return None
+        sampling["one_at_a_time"] = not scores_alone
+        return self._work(runs, rows, tokens, tokens.longest - 1, **sampling)
+
+    def _with_responses(self, prompts: TokenCounts) -> TokenCounts:
+        """Return the counts of prompts with all their responses, of the maximum length."""
+        count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
+        longest = prompts.longest + count * limit
+        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
+
+    def _rows(self, tokens: TokenCounts) -> float:
+        """Return the rows of all steps of a training; nan if their number is unknown."""
+        settings, rows = self.settings, tokens.num_rows * self.settings["epochs"]
+        batch = settings.get("rollout_batch_size", settings["global_batch_size"])
+        return min(rows, (settings["max_steps"] or math.inf) * batch)
+
+    def _run(
+        self, key: str, loss: str, forwards: int, trained: str | None = None, dtype: str = ""
+    ) -> Run:
+        """Return the run of the model of an input.
+
+        Args:
+            key: Name of the input.
+            loss: What the forward pass computes (SFT, POLICY or SCORE).
+            forwards: Forward passes over each row.
+            trained: Prefix of the settings of a model that is trained: critic_ for a critic.
+            dtype: Defaults to the recipe's.
+        """
+        settings, placement = self.settings, self.placement
+        dtype = dtype or settings.get("dtype", "fp32")
+        model = ModelSpec(model_config(self.inputs[key]), loss, dtype)
+        if trained is None:
+            trains = self.job.row.work == "training"
+            partitions = placement.is_partitioned if trains else placement.evaluates_partitioned
+            return Run(model, 3 if partitions(dtype) else 0, forwards)
+        model = model._replace(
+            lora_rank=settings.get(f"{trained}lora_rank", 0),
+            train_base="none" if trained else settings.get("train_base", "none"),
+            activation_checkpointing=placement.activation_checkpointing,
+        )
+        stage = getattr(placement, f"{trained}zero_stage")
+        stage = stage_used(placement.zero_stage if stage is None else stage, dtype)
+        return Run(model, stage, forwards, settings.get("ppo_epochs", 1))
+
+    def _work(
+        self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
+    ) -> Workload:
+        """Return the workload of models that read rows, each with so many targets."""
+        settings, placement = self.settings, self.placement
+        sequences = max(1, placement.micro_batch_tokens // tokens.longest)
+        # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
+        has_mask = settings.get("dtype") == "fp32" or placement.attn_implementation != "auto"
+        fewer = [key for key in ("train_only", "lora_target_modules") if settings.get(key)]
+        return Workload(
+            runs,
+            rows,
+            length=tokens.prompt + tokens.responses,
+            # The responses of a row share its prompt, and do not attend to each other.
+            attended=tokens.prompt + tokens.responses / tokens.num_responses,
+            largest=BatchShape(sequences, tokens.longest, targets, has_mask),
+            notes=[*tokens.notes, *(f"not counted: {key} trains fewer weights" for key in fewer)],
+            **others,
+        )
+
+    def _sampling(
+        self, model: ModelSpec, prompts: TokenCounts, responses: float, at_a_time: float
+    ) -> dict[str, Any]:
+        """Return the values of a workload with responses of a model to prompts.
+
+        at_a_time: Responses that are sampled at a time; nan if their number is unknown.
+        """
+        placement, limit = self.placement, self.settings["max_response_length"]
+        length, ranks = prompts.longest + limit, 0
+        if self.settings.get("generation_backend") == "vllm":
+            ranks, sequences = placement.vllm_tensor_parallel_size, VLLM_MAX_SEQUENCES
+        else:
+            free, tokens = MEMORY_FRACTION * self.gpu_memory, placement.micro_batch_tokens
+            default = default_generate_tokens(load_config(model), model.width, tokens, free)
+            sequences = max((placement.generate_tokens or default) // length, 1)
+        own = at_a_time * max(ranks, 1) / placement.num_processes
+        if not math.isnan(own):
+            # Batches of equal size.
+            sequences = math.ceil(own / max(math.ceil(own / sequences), 1)) or 1
+        sampled = BatchShape(sequences, length, limit)
+        return {"responses": responses, "sampled": sampled, "vllm_ranks": ranks}
 
 
 def format_bytes(number: float) -> str:

@@ -20,14 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import (
-    CONFIG_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
 )
 
-from snakechat.modeling import acceleration, forward
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import GPU_CHUNK_LOGITS, Acceleration
 from snakechat.modeling.attention import Segments, Spans
 from snakechat.modeling.batching import TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
@@ -179,17 +179,15 @@ def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig
     Raises:
         InputError: transformers rejects the config.
     """
-    keys = json.loads(model.config) | {"num_labels": 1}
     try:
-        config_class = CONFIG_MAPPING[keys["model_type"]]
-        if layers:
-            keys[config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = layers
-            if "layer_types" in keys:
-                # Repeated, for a model with fewer layers than are measured.
-                keys["layer_types"] = (keys["layer_types"] * layers)[:layers]
-        config = config_class(**keys)
-    except (ValueError, TypeError, KeyError) as error:
+        config = AutoConfig.for_model(**json.loads(model.config) | {"num_labels": 1})
+    except (ValueError, TypeError) as error:
         raise InputError(f"invalid config of a model: {str(error).splitlines()[0]}") from None
+    if layers:
+        config.num_hidden_layers = layers
+    if layers and getattr(config, "layer_types", None):
+        # Repeated, for a model with fewer layers than are measured.
+        config.layer_types = (config.layer_types * layers)[:layers]
     for name, value in config.to_dict().items():
         if "drop" in name and value:
             setattr(config, name, 0.0)
@@ -216,45 +214,43 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
 def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool) -> int:
     """Return the peak bytes of a pass of a model with a number of layers, of fake tensors."""
     module = build_model(model, layers)
-    # The fake tensors are on the CPU: see modeling/forward.py.
-    chunks = forward.CHUNK_LOGITS, forward.FP32_CHUNK_LOGITS
-    forward.CHUNK_LOGITS = forward.FP32_CHUNK_LOGITS = forward.GPU_CHUNK_LOGITS
-    choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
-            module.to_empty(device="cpu")
-            module.model.tie_weights()
-            for weight in module.parameters():
-                if weight.requires_grad:
-                    # Engines take each gradient as it is computed; estimates count them separately.
-                    weight.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
-            batch = _fake_batch(module, shape)
-            with MemoryTracker(module) as tracker, torch.set_grad_enabled(trains):
-                # The loss of SFT, or a sum that takes as much memory as another loss.
-                arguments = [batch.state_index] if model.loss == SCORE else []
-                options = {"return_sum": True} if model.loss == SFT else {}
-                loss = module(batch, *arguments, **options).sum()
-                if trains:
-                    loss.backward()
-    finally:
-        forward.CHUNK_LOGITS, forward.FP32_CHUNK_LOGITS = chunks
+    # The fake tensors are on the CPU.
+    choices = Acceleration(
+        chunk_logits=GPU_CHUNK_LOGITS,
+        fp32_chunk_logits=GPU_CHUNK_LOGITS,
+        attn_implementation="sdpa" if shape.dense_mask else "auto",
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
+        module.to_empty(device="cpu")
+        module.model.tie_weights()
+        for weight in module.parameters():
+            if weight.requires_grad:
+                # Engines take each gradient as it is computed; estimates count them separately.
+                weight.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
+        batch = _fake_batch(module, shape)
+        with MemoryTracker(module) as tracker, torch.set_grad_enabled(trains):
+            # The loss of SFT, or a sum that takes as much memory as another loss.
+            arguments = [batch.state_index] if model.loss == SCORE else []
+            options = {"return_sum": True} if model.loss == SFT else {}
+            loss = module(batch, *arguments, **options).sum()
+            if trains:
+                loss.backward()
     return tracker.peak
 
 
 def _fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     """Return a batch without padding whose packed sequences have one response each."""
-    sequences, length, targets, *_ = shape
-
-    def ids(*size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int64)
-
-    input_ids, of_targets = ids(sequences, length), ids(sequences * targets)
-    batch = TokenBatch(input_ids, of_targets, of_targets, ids(sequences), ids(sequences))
-    if module.supports_packing:
-        bounds = torch.zeros(sequences + 1, dtype=torch.int32)
-        segments = Segments(input_ids, input_ids, Spans(bounds, length))
-        batch = batch._replace(position_ids=input_ids, segments=segments)
-    return batch
+    number, length = shape[:2]
+    ids, targets, ends = (
+        torch.zeros(size, dtype=torch.int64)
+        for size in ((number, length), number * shape.targets, number)
+    )
+    batch = TokenBatch(ids, targets, targets, ends, ends)
+    if not module.supports_packing:
+        return batch
+    bounds = torch.zeros(number + 1, dtype=torch.int32)
+    segments = Segments(ids, ids, Spans(bounds, length))
+    return batch._replace(position_ids=ids, segments=segments)
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -309,14 +305,13 @@ def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> 
             elif first.epochs and not run.epochs and placement.offload_frozen:
                 added["weights"] = run.model.weight_bytes
             moments.append(("training" if run.epochs else "scoring", resident + added))
-        if first.samples and workload.vllm_ranks:
-            added = Memory(vllm=int(GPU_MEMORY_FRACTION * gpu_memory))
-            moments.append(("sampling", resident + added))
-        elif first.samples:
+        if first.samples:
             # By default, keys and values take what is free.
             tokens, weights = placement.generate_tokens or 0, first.model.weight_bytes
             added = Memory(cache=tokens * first.model.width * measure_size(first.model)["kv"])
-            if first.stage == 3 and samples_whole(weights, gpu_memory):
+            if workload.vllm_ranks:
+                added = Memory(vllm=int(GPU_MEMORY_FRACTION * gpu_memory))
+            elif first.stage == 3 and samples_whole(weights, gpu_memory):
                 added["weights"] = weights
             moments.append(("sampling", resident + added))
     return max(moments, key=lambda moment: moment[1].total())

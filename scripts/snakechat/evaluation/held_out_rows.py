@@ -22,7 +22,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
@@ -256,7 +256,7 @@ def respond(
     check_sequence_length(policy.module.model, longest + 1)
     positions = max_positions(policy.module.model)
     length = min(max_response_length, positions - longest) if positions else max_response_length
-    sampler = HfSampler(ends, length, temperature)
+    sampler = Sampler(ends, length, temperature)
     sampler.update(policy.module.model)
     [responses], _ = sample_on_all_ranks(sampler, prompts, policy.sampling)
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)

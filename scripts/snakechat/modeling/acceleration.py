@@ -28,6 +28,9 @@ from snakechat.workflow.processes import SERIAL, Placement
 # Of packed sequences on a GPU. Kernels, plans and compiled code are chosen by shape: few shapes
 # repeat. 128 is also the tile of GPUs' matrix products.
 GPU_PAD_TO_MULTIPLE_OF = 128
+# Logits that exist at a time: 256 MB in 16 bits and 512 MB in fp32. The product with the output
+# layer is then large enough for the whole GPU: 2,670 tokens of OPT's vocabulary.
+GPU_CHUNK_LOGITS = 1 << 27
 # Tokens between two checks of whether responses have ended. On a GPU each check waits for all
 # kernels, and on a CPU it costs nothing.
 GPU_STOP_CHECK_STEPS = 8
@@ -55,6 +58,8 @@ class Acceleration:
         compile: Compile the layers of models.
         min_response: Mean tokens of responses to a prompt from which on a CPU computes their
             attention without a dense mask, which is then faster.
+        chunk_logits: Logits that exist at a time: 64 MB in 16 bits.
+        fp32_chunk_logits: Logits that exist in fp32 at a time: 8 MB, which fit a CPU's caches.
     """
 
     micro_batch_tokens: int = SERIAL.micro_batch_tokens
@@ -65,6 +70,8 @@ class Acceleration:
     attn_implementation: str = "sdpa"
     compile: bool = False
     min_response: int = 64
+    chunk_logits: int = 1 << 25
+    fp32_chunk_logits: int = 1 << 21
 
 
 _current = Acceleration()
@@ -95,16 +102,20 @@ def choose_device(placement: Placement) -> torch.device:
     on_gpu = placement.gpus_per_node > 0
     if on_gpu and not torch.cuda.is_available():
         raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
+    of_gpu: dict[str, Any] = {
+        "pad_to_multiple_of": GPU_PAD_TO_MULTIPLE_OF,
+        "stop_check_steps": GPU_STOP_CHECK_STEPS,
+        "chunk_logits": GPU_CHUNK_LOGITS,
+        "fp32_chunk_logits": GPU_CHUNK_LOGITS,
+        # A CPU has no FlashAttention, and cannot capture a graph.
+        "attn_implementation": placement.attn_implementation,
+        "cuda_graphs": placement.cuda_graphs is not False,
+    }
     _current = Acceleration(
         micro_batch_tokens=placement.micro_batch_tokens,
-        pad_to_multiple_of=GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1,
-        stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
-        # Only a GPU can capture a graph.
-        cuda_graphs=on_gpu and placement.cuda_graphs is not False,
         generate_tokens=placement.generate_tokens,
-        # A CPU has no FlashAttention.
-        attn_implementation=placement.attn_implementation if on_gpu else "sdpa",
         compile=bool(placement.compile),
+        **(of_gpu if on_gpu else {}),
     )
     if on_gpu:
         # cuDNN builds a plan for each new shape of masked attention, which takes up to a second,
@@ -160,14 +171,13 @@ def _compiled_without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def compile_versions(function: Callable[..., Any], **options: Any) -> Any:
     """Return a function that torch.compile compiles for at most MAX_VERSIONS kinds of arguments."""
-    # Also torch's annotations lack the limit.
-    compile_function = cast(Any, torch.compile)
     if HAS_RECOMPILE_LIMIT:
-        return compile_function(function, recompile_limit=MAX_VERSIONS, **options)
-    # torch 2.11 has no limit of one function, but one of the process.
-    config = cast(Any, torch.compiler.config)
-    config.recompile_limit = max(config.recompile_limit, MAX_VERSIONS)
-    return compile_function(function, **options)
+        options["recompile_limit"] = MAX_VERSIONS
+    else:
+        # torch 2.11 has no limit of one function, but one of the process.
+        cast(Any, torch.compiler.config).recompile_limit = MAX_VERSIONS
+    # Also torch's annotations lack the limit.
+    return cast(Any, torch.compile)(function, **options)
 
 
 def can_compile() -> bool:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -48,9 +48,9 @@ class Spans(NamedTuple):
     places: [P], where the positions are in the flattened [B * T] ones; None: they are all of them.
     """
 
-    bounds: torch.Tensor
+    bounds: Tensor
     longest: int
-    places: torch.Tensor | None = None
+    places: Tensor | None = None
 
 
 class Segments(NamedTuple):
@@ -63,8 +63,8 @@ class Segments(NamedTuple):
     mean_response: Mean tokens of a response, 0 if rows have one response.
     """
 
-    row_ids: torch.Tensor
-    segment_ids: torch.Tensor
+    row_ids: Tensor
+    segment_ids: Tensor
     own: Spans
     prompts: Spans | None = None
     responses: Spans | None = None
@@ -72,7 +72,7 @@ class Segments(NamedTuple):
 
 
 def make_segments(
-    row_ids: np.ndarray, segment_ids: np.ndarray, to_device: Callable[[np.ndarray], torch.Tensor]
+    row_ids: np.ndarray, segment_ids: np.ndarray, to_device: Callable[[np.ndarray], Tensor]
 ) -> Segments:
     """Return the segments of packed sequences; see Segments for the first two arguments."""
     last_segment = segment_ids.max()
@@ -99,7 +99,7 @@ def make_segments(
     )
 
 
-def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
+def packed_attention_mask(row_ids: Tensor, segment_ids: Tensor) -> Tensor:
     """Return the block-causal mask [B, 1, T, T]: True where a token attends to another."""
     width = row_ids.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=row_ids.device).tril()
@@ -109,41 +109,30 @@ def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> t
     return (same_row & ((attended == 0) | (segment_ids[:, :, None] == attended)))[:, None]
 
 
-def sliding_window_mask(
-    mask: torch.Tensor, position_ids: torch.Tensor, window: int
-) -> torch.Tensor:
-    """Return a mask [B, 1, T, T] without the tokens that lie `window` or more positions back.
-
-    Positions count, not columns: between the second response of a row and its prompt lies the first
-    one.
-
-    Args:
-        mask: bool [B, 1, T, T]. position_ids: [B, T].
-    """
-    # Compared without their differences, which would take eight times the memory of the mask.
-    in_window = position_ids[:, None, :] > position_ids[:, :, None] - window
-    return mask & in_window[:, None]
-
-
 def layer_masks(
-    config: PreTrainedConfig, mask: torch.Tensor, position_ids: torch.Tensor
-) -> torch.Tensor | dict[str, torch.Tensor]:
+    config: PreTrainedConfig, mask: Tensor, position_ids: Tensor
+) -> Tensor | dict[str, Tensor]:
     """Return the mask as a model takes it: one by layer type if its layers differ.
 
-    A mask that is given to a model replaces its own mask, so this applies its sliding window.
+    A mask that is given to a model replaces its own mask, so this applies its sliding window: no
+    token sees those that lie so many or more positions back. Positions count, not columns: between
+    the second response of a row and its prompt lies the first one.
+
+    mask: bool [B, 1, T, T]. position_ids: [B, T].
     """
     window = getattr(config, "sliding_window", None)
     # Some families have a window of 0 for none.
     if not window:
         return mask
-    local = sliding_window_mask(mask, position_ids, window)
+    # Compared without their differences, which would take eight times the memory of the mask.
+    local = mask & (position_ids[:, None, :] > position_ids[:, :, None] - window)[:, None]
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         return {"full_attention": mask, "sliding_attention": local}
     return local
 
 
 def packed_arguments(
-    model: PreTrainedModel, segments: Segments, position_ids: torch.Tensor
+    model: PreTrainedModel, segments: Segments, position_ids: Tensor
 ) -> dict[str, Any]:
     """Return the arguments of a model's forward pass that separate the rows of packed sequences."""
     if not needs_dense_mask(model, segments):
@@ -188,72 +177,59 @@ def head_size(config: PreTrainedConfig) -> int:
 
 def packed_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed_segments: Segments | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Compute attention as an attention function of transformers.
 
-    Args:
-        query, key, value: [B, H, T, D].
-        packed_segments: None for the attention of transformers.
-
-    Returns:
-        [B, T, H, D], and None in the place of attention weights.
+    query, key, value: [B, H, T, D]. packed_segments: None for the attention of transformers.
+    Returns [B, T, H, D], and None in the place of attention weights.
     """
     if packed_segments is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    is_grouped, (size, _, length, _) = key.shape[1] != query.shape[1], query.shape
-    query, key, value = (
-        states.transpose(1, 2).flatten(end_dim=1) for states in (query, key, value)
-    )
-    own, responses = packed_segments.own, packed_segments.responses
+    is_grouped, shape = key.shape[1] != query.shape[1], query.shape[::2]
+    query, key, value = (each.transpose(1, 2).flatten(end_dim=1) for each in (query, key, value))
+    _, _, own, prompts, responses, _ = packed_segments
     output: Any
     if responses is not None:
-        spans = own, packed_segments.prompts, responses
-        output = shared_prompt_attention(query, key, value, *spans, scaling)
+        output = shared_prompt_attention(query, key, value, own, prompts, responses, scaling)
     else:
         output = varlen_attn(
             query,
             key,
             value,
-            own.bounds,
-            own.bounds,
-            own.longest,
-            own.longest,
+            *_lengths(own, own),
             scale=scaling,
             # A model counts the token itself in its window, the kernel does not.
             window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
             **(VARLEN_GQA if is_grouped else {}),
         )
-    return output.unflatten(0, (size, length)), None
+    return output.unflatten(0, shape), None
+
+
+def _lengths(of_queries: Spans, of_keys: Spans) -> tuple[Tensor, Tensor, int, int]:
+    """Return what kernels of FlashAttention need to know of segments."""
+    return of_queries.bounds, of_keys.bounds, of_queries.longest, of_keys.longest
 
 
 # --- responses that share a prompt --------------------------------------------------------------
 
 # Queries, keys and values [P, H, D].
-States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+States = tuple[Tensor, Tensor, Tensor]
 
 
 class _SharedPrompts(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        own: Spans,
-        prompts: Spans,
-        responses: Spans,
-        scaling: float | None,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        query, key, value, own, prompts, responses, scaling = arguments
         ctx.spans, ctx.scaling = (own, prompts, responses), scaling
         output, lse = flash_forward((query, key, value), own, own, True, scaling)
         chosen, seen = responses.places, prompts.places
@@ -268,7 +244,7 @@ class _SharedPrompts(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
         grad, scaling = grad_outputs[0].contiguous(), ctx.scaling
         own, prompts, responses = ctx.spans
@@ -290,7 +266,7 @@ shared_prompt_attention = torch.compiler.disable(_SharedPrompts.apply)
 
 def flash_forward(
     states: States, of_queries: Spans, of_keys: Spans, is_causal: bool, scaling: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return the attention [P, H, D] of segments of queries to segments of keys.
 
     By FlashAttention on a GPU, and by a CPU's kernel for each segment. Also returns the log-sum-exp
@@ -298,18 +274,11 @@ def flash_forward(
     """
     query, key, value = states
     if query.is_cuda:
-        output, lse, *_ = torch.ops.aten._flash_attention_forward(
-            *states,
-            of_queries.bounds,
-            of_keys.bounds,
-            of_queries.longest,
-            of_keys.longest,
-            0.0,
-            is_causal,
-            False,
-            scale=scaling,
+        lengths = _lengths(of_queries, of_keys)
+        found = torch.ops.aten._flash_attention_forward(
+            *states, *lengths, 0.0, is_causal, False, scale=scaling
         )
-        return output, lse
+        return found[:2]
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
     key, value = (_for_all_heads(each, query) for each in (key, value))
     for rows, keys in _segments(of_queries, of_keys):
@@ -327,30 +296,18 @@ def flash_backward(
     of_keys: Spans,
     is_causal: bool,
     scaling: float | None,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """Return the gradients of queries, keys and values.
 
-    Args:
-        outputs: The gradient of the output, and what flash_forward returns.
+    outputs: The gradient of the output, and what flash_forward returns.
     """
     (grad, output, lse), (query, key, value) = outputs, states
     if query.is_cuda:
         # Random numbers of dropout, which there is none of.
-        random, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
+        random = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
+        inputs = grad, *states, output, lse, *_lengths(of_queries, of_keys)
         return torch.ops.aten._flash_attention_backward(
-            grad,
-            *states,
-            output,
-            lse,
-            of_queries.bounds,
-            of_keys.bounds,
-            of_queries.longest,
-            of_keys.longest,
-            0.0,
-            is_causal,
-            random,
-            unused,
-            scale=scaling,
+            *inputs, 0.0, is_causal, *random, scale=scaling
         )
     all_keys, all_values = (_for_all_heads(each, query) for each in (key, value))
     gradients = [torch.zeros_like(each) for each in (query, all_keys, all_values)]
@@ -366,12 +323,12 @@ def flash_backward(
     return [gradients[0], *(each.unflatten(1, heads).sum(dim=2) for each in gradients[1:])]
 
 
-def _for_all_heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _for_all_heads(states: Tensor, query: Tensor) -> Tensor:
     """Return keys or values with as many heads as the queries."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
-def _batched(states: torch.Tensor) -> torch.Tensor:
+def _batched(states: Tensor) -> Tensor:
     """Return states [P, H, D] of a segment as [1, H, P, D]."""
     return states.transpose(0, 1)[None]
 

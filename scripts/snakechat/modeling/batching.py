@@ -12,12 +12,12 @@ causal attention ignores the padding.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
@@ -47,12 +47,19 @@ def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
     return epochs * -(-num_rows // batch_size)
 
 
-def global_batches(num_rows: int, batch_size: int, epochs: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of each optimizer step, in a new order each epoch."""
-    for epoch in range(epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(num_rows)
-        for start in range(0, num_rows, batch_size):
-            yield order[start : start + batch_size]
+def epoch_batches(
+    num_rows: int, batch_size: int, epochs: int, seed: int, max_steps: int | None = None
+) -> list[list[np.ndarray]]:
+    """Return the row numbers of each optimizer step of each epoch, in a new order each epoch.
+
+    max_steps: Epochs that begin after this number of steps are left out.
+    """
+    if max_steps is not None:
+        steps = max(num_steps(num_rows, batch_size, 1), 1)
+        epochs = min(epochs, num_steps(max_steps, steps, 1))
+    orders = (np.random.default_rng([seed, epoch]).permutation(num_rows) for epoch in range(epochs))
+    starts = range(0, num_rows, batch_size)
+    return [[order[start : start + batch_size] for start in starts] for order in orders]
 
 
 def training_batches(
@@ -67,19 +74,9 @@ def training_batches(
             f"{num_rows} training rows are fewer than a batch of {batch_size}: each epoch is one"
             f" step of {num_rows} rows"
         )
-    batches = global_batches(num_rows, batch_size, settings.epochs, settings.seed)
-    return list(islice(batches, settings.max_steps))
-
-
-def epoch_batches(
-    num_rows: int, global_batch_size: int, epochs: int, seed: int, max_steps: int | None
-) -> list[list[np.ndarray]]:
-    """Return the row numbers of each batch of each epoch that training_batches begins."""
-    steps = num_steps(num_rows, global_batch_size, epochs=1)
-    if max_steps is not None:
-        epochs = min(epochs, -(-max_steps // steps))
-    batches = list(global_batches(num_rows, global_batch_size, epochs, seed))
-    return [batches[start : start + steps] for start in range(0, len(batches), steps)]
+    max_steps = settings.max_steps
+    epochs = epoch_batches(num_rows, batch_size, settings.epochs, settings.seed, max_steps)
+    return [rows for epoch in epochs for rows in epoch][:max_steps]
 
 
 class TokenBatch(NamedTuple):
@@ -97,13 +94,13 @@ class TokenBatch(NamedTuple):
         the segments that define it (attention.packed_arguments).
     """
 
-    input_ids: torch.Tensor
-    state_index: torch.Tensor
-    target_index: torch.Tensor
-    last_index: torch.Tensor
-    target_lengths: torch.Tensor
-    attention_mask: torch.Tensor | None = None
-    position_ids: torch.Tensor | None = None
+    input_ids: Tensor
+    state_index: Tensor
+    target_index: Tensor
+    last_index: Tensor
+    target_lengths: Tensor
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
     segments: Segments | None = None
 
 
@@ -165,15 +162,19 @@ class Examples:
         by side, and the responses to a prompt are often next to each other. Responses are
         truncated to max_length tokens with their prompt.
 
-        Args:
-            split: train or eval, for the error.
+        split: train or eval, for the error.
 
         Raises:
             InputError: All prompts are the same.
         """
         # The last row of each run of equal prompts; the first row of all follows the last.
-        rows = range(len(self))
-        ends = [row for row in rows if not self._same_prompt(row, (row + 1) % len(self))]
+        lengths, prompts, rows = self.prompt_lengths, self.prompts, range(len(self))
+        ends = [
+            row
+            for row, following in zip(rows, [*rows[1:], 0], strict=False)
+            if lengths[row] != lengths[following]
+            or not np.array_equal(prompts[row], prompts[following])
+        ]
         if not ends:
             raise InputError(
                 f"the {split} split: all {len(self)} prompts are the same, but loss: kto compares"
@@ -181,17 +182,12 @@ class Examples:
                 " another loss"
             )
         responses = []
-        for row, prompt_length in enumerate(self.prompt_lengths):
+        for row, prompt_length in enumerate(lengths):
             other = (ends[bisect_left(ends, row) % len(ends)] + 1) % len(self)
             # Of rows that are labelled good or bad, one of the responses is empty.
             ids = next(ids[other] for ids in self.responses if len(ids[other]))
             responses.append(ids[: max_length - prompt_length])
         return Examples(self.prompts, responses)
-
-    def _same_prompt(self, row: int, other: int) -> bool:
-        return self.prompt_lengths[row] == self.prompt_lengths[other] and np.array_equal(
-            self.prompts[row], self.prompts[other]
-        )
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
         """Return the number of target tokens [n] of each row. See collate."""
@@ -217,27 +213,13 @@ class Examples:
         return len(responses) * (prompts + responses.max(axis=0))
 
     def micro_batches(
-        self,
-        rows: np.ndarray,
-        packing: bool,
-        device: torch.device,
-        with_prompts: bool = False,
+        self, rows: np.ndarray, packing: bool, device: torch.device, with_prompts: bool = False
     ) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches of the given rows.
-
-        See distribute_rows for the first two arguments and collate for the last two.
-        """
-        choices = acceleration.current()
-        multiple = choices.pad_to_multiple_of
-        distributed = distribute_rows(
-            rows,
-            self._sizes(rows, packing),
-            choices.micro_batch_tokens,
-            packing,
-            ranks.rank(),
-            ranks.world_size(),
-            multiple,
-        )
+        """Yield this rank's micro-batches of the given rows; see collate for the arguments."""
+        choices, sizes = acceleration.current(), self._sizes(rows, packing)
+        limit, multiple = choices.micro_batch_tokens, choices.pad_to_multiple_of
+        place = ranks.rank(), ranks.world_size()
+        distributed = distribute_rows(rows, sizes, limit, packing, *place, multiple)
         for number, (packed, counted) in enumerate(distributed, start=1):
             batch = self.collate(packed, packing, device, with_prompts, multiple)
             batch_rows = [row for sequence in packed for row in sequence]
@@ -271,23 +253,24 @@ class Examples:
             for rows, responses in sequences
         ]
         longest = max(sum(len(ids) for _, row in rows for ids in row) for rows in parts)
-        shape = len(parts), round_up(longest, multiple if packing else 1)
-        ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
+        width = round_up(longest, multiple if packing else 1)
+        # Ids, positions, numbers of rows and of segments.
+        table = np.zeros((4, len(parts) * width), np.int64)
         # Number of the response, flat indices of its sequence, and which of these are targets.
         found: list[tuple[int, np.ndarray, np.ndarray]] = []
         for number, rows in enumerate(parts):
-            start = 0
+            start = number * width
             for place, (row, (prompt, *responses)) in enumerate(rows, start=1):
-                prompt_index = number * shape[1] + np.arange(start, start + len(prompt))
+                of_prompt = start + np.arange(len(prompt))
                 for segment, part in enumerate((prompt, *responses)):
-                    columns = np.arange(start, start + len(part))
-                    ids[number, columns] = part
-                    positions[number, columns] = columns - start + (len(prompt) if segment else 0)
-                    row_ids[number, columns], segment_ids[number, columns] = place, segment
+                    index = start + np.arange(len(part))
+                    positions = np.arange(len(part)) + (len(prompt) if segment else 0)
+                    table[0, index], table[1, index] = part, positions
+                    table[2:, index] = [[place], [segment]]
                     start += len(part)
                     if segment == 0:
                         continue
-                    index = np.concatenate([prompt_index, number * shape[1] + columns])
+                    index = np.concatenate([of_prompt, index])
                     targets = np.arange(1 if with_prompts else len(prompt), len(index))
                     if self.trained is not None and not with_prompts:
                         targets = len(prompt) + np.flatnonzero(self.trained[row])
@@ -295,16 +278,16 @@ class Examples:
         # All first responses before all second ones.
         found.sort(key=lambda each: each[0])
 
-        def to_device(array: np.ndarray) -> torch.Tensor:
-            return copy_to_device(torch.from_numpy(array), device)
+        def to_device(array: np.ndarray | list[Any]) -> Tensor:
+            return copy_to_device(torch.from_numpy(np.asarray(array)), device)
 
-        states = [index[targets - 1] for _, index, targets in found]
+        ids, positions, row_ids, segment_ids = table.reshape(4, -1, width)
         batch = TokenBatch(
             to_device(ids),
-            state_index=to_device(np.concatenate(states)),
-            target_index=to_device(np.concatenate([index[places] for _, index, places in found])),
-            last_index=to_device(np.array([index[-1] for _, index, _ in found])),
-            target_lengths=to_device(np.array([len(targets) for *_, targets in found])),
+            state_index=to_device(np.concatenate([index[each - 1] for _, index, each in found])),
+            target_index=to_device(np.concatenate([index[each] for _, index, each in found])),
+            last_index=to_device([index[-1] for _, index, _ in found]),
+            target_lengths=to_device([len(targets) for *_, targets in found]),
         )
         if packing:
             segments = make_segments(row_ids, segment_ids, to_device)
@@ -346,17 +329,16 @@ def distribute_rows(
     sized_rows = sort_by_size(rows, sizes)
     # Ranks take turns forwards and backwards, so that no rank gets the longest row of each turn.
     turns = [*range(world_size), *reversed(range(world_size))]
-    by_rank = [
-        [sized for index, sized in enumerate(sized_rows) if turns[index % len(turns)] == number]
-        for number in range(world_size)
-    ]
-    if packing:
-        micro_batches = [pack_rows(sized, micro_batch_tokens, multiple) for sized in by_rank]
-    else:
-        micro_batches = [
-            [[[row] for row in bucket] for bucket in bucket_by_size(sized, micro_batch_tokens)]
-            for sized in by_rank
+    micro_batches: list[list[list[list[int]]]] = []
+    for number in range(world_size):
+        own = [
+            sized for index, sized in enumerate(sized_rows) if turns[index % len(turns)] == number
         ]
+        if packing:
+            micro_batches.append(pack_rows(own, micro_batch_tokens, multiple))
+        else:
+            buckets = bucket_by_size(own, micro_batch_tokens)
+            micro_batches.append([[[row] for row in bucket] for bucket in buckets])
     num_dummies = max(map(len, micro_batches)) - len(micro_batches[rank])
     dummy = [[sized_rows[-1][0]]]
     return [(packed, True) for packed in micro_batches[rank]] + [(dummy, False)] * num_dummies
@@ -373,10 +355,9 @@ def bucket_by_size(
 ) -> list[list[int]]:
     """Group rows of similar size into buckets of at most `max_tokens`, padding included.
 
-    Args:
-        balanced: Whether buckets have about equally many rows, if these fit. A token of a batch
-            takes a GPU about as long whichever number of rows it has: 64 and 64 rows end earlier
-            than 120 and 8, and need less memory.
+    balanced: Whether buckets have about equally many rows, if these fit. A token of a batch takes a
+    GPU about as long whichever number of rows it has: 64 and 64 rows end earlier than 120 and 8,
+    and need less memory.
     """
     buckets: list[SizedRows] = []
     for row in sized_rows:
@@ -420,11 +401,13 @@ def pack_rows(sized_rows: SizedRows, max_tokens: int, multiple: int = 1) -> list
         longest = sized_rows[0][1]
         limit = max(max_tokens, round_up(longest, multiple))
         widths = {min(round_up(int(factor * longest), multiple), limit) for factor in WIDTH_FACTORS}
-        candidates = [
-            first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens, multiple)
-            for width in sorted(widths)
-        ]
-        packed, remaining, _ = min(candidates, key=lambda candidate: candidate[2])
+        packed, remaining, _ = min(
+            (
+                first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens, multiple)
+                for width in sorted(widths)
+            ),
+            key=lambda candidate: candidate[2],
+        )
         micro_batches.append(packed)
         sized_rows = remaining + sized_rows[MAX_CANDIDATES:]
     return micro_batches
@@ -445,11 +428,10 @@ def first_fit(
         index = int(np.argmax(free >= length))
         if free[index] < length:
             remaining.append((row, length))
-            continue
-        free[index] -= length
-        packed[index].append(row)
-    free = free[[bool(rows) for rows in packed]]
-    used = width - free
+        else:
+            free[index] -= length
+            packed[index].append(row)
+    used = (width - free)[free < width]
     padded = round_up(used.max(), multiple)
     cost = padded * len(used) * (TOKEN_COST + padded) / used.sum()
     return [rows for rows in packed if rows], remaining, cost

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -49,11 +50,11 @@ class PreallocatedLayer(DynamicLayer):
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self.max_length, self.length = max_length, 0
-        self.buffers: list[torch.Tensor] = []
+        self.buffers: list[Tensor] = []
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append keys and values, and return all of them."""
         states = key_states, value_states
         if not self.buffers:
@@ -63,14 +64,14 @@ class PreallocatedLayer(DynamicLayer):
         start, self.length = self.length, self.length + key_states.shape[2]
         for buffer, new in zip(self.buffers, states, strict=True):
             buffer[:, :, start : self.length] = new
-        keys, values = (buffer[:, :, : self.length] for buffer in self.buffers)
-        return keys, values
+        keys, values = self.buffers
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
         """Return the number of cached tokens."""
         return self.length
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select rows of the batch, each any number of times."""
         self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
@@ -78,31 +79,26 @@ class PreallocatedLayer(DynamicLayer):
 def next_logits(
     model: PreTrainedModel,
     cache: DynamicCache,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    positions: Tensor,
+) -> Tensor:
     """Add tokens to a cache, and return the logits [b, V] that follow them.
 
-    Args:
-        input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens], or bool
-            [b, 1, 1, all tokens] for one new token.
+    input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens], or bool
+    [b, 1, 1, all tokens] for one new token.
     """
+    arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
     # BLOOM derives positions from the mask.
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        **({"position_ids": positions} if takes_positions else {}),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        arguments["position_ids"] = positions
+    arguments |= {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    return model(**arguments).logits[:, -1]
 
 
 def pad_left(
     sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Pad sequences on the left. Returns input_ids and attention_mask, [n, T] each.
 
     The mask follows from the lengths, so pad_id may be any id.
@@ -122,7 +118,7 @@ def takes_dense_mask(model: PreTrainedModel) -> bool:
     return all(isinstance(layer, PreallocatedLayer) for layer in layers) and supports_packing(model)
 
 
-def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
+def count_unfinished(ended: Tensor, is_finite: Tensor) -> int:
     """Return the number of rows that have not ended: bool [b]. Waits for the device.
 
     Raises InputError unless all logits of the last tokens are finite.
@@ -136,7 +132,7 @@ def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
     return unfinished
 
 
-def all_finite(logits: torch.Tensor) -> torch.Tensor:
+def all_finite(logits: Tensor) -> Tensor:
     """Return whether each row of logits [b, V] has a largest one; -inf stands for no token."""
     return logits.amax(dim=1).isfinite().all()
 
@@ -158,34 +154,25 @@ class Decoder:
         multiple: Of the length.
     """
 
-    has_cache, multiple = False, 1
+    has_cache, multiple, num_rows = False, 1, 1
 
-    def __init__(self, model: PreTrainedModel, stops: torch.Tensor, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, stops: Tensor, temperature: float) -> None:
         self.model, self.stops, self.temperature = model, stops, temperature
-        self.stop_check_steps = acceleration.current().stop_check_steps
         self.takes_dense_mask = takes_dense_mask(model)
-        self.num_rows, self.state = 1, dict[str, torch.Tensor]()
-        self.number = torch.ones(1, dtype=torch.int64, device=stops.device)
-        self.column = torch.zeros_like(self.number)
+        self.state = dict[str, Tensor]()
+        self.number, self.column = (stops.new_empty(1, dtype=torch.int64) for _ in range(2))
         self.is_finite = torch.ones((), dtype=torch.bool, device=stops.device)
 
-    def generate(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, uniforms: torch.Tensor
-    ) -> torch.Tensor:
+    def generate(self, input_ids: Tensor, attention_mask: Tensor, uniforms: Tensor) -> Tensor:
         """Generate responses [n * G, R] to left-padded prompts [n, T], G in a row for each prompt.
 
-        Args:
-            input_ids, attention_mask: [n, T].
-            uniforms: [n, G, R] in [0, 1), the only source of randomness.
-
-        Returns:
-            Token ids, filled with a stop id after the end of a response.
+        uniforms: [n, G, R] in [0, 1), the only source of randomness. Returns token ids, filled with
+        a stop id after the end of a response.
         """
         copies, uniforms = uniforms.shape[1], uniforms.flatten(end_dim=1)
         self.num_rows, limit = uniforms.shape
-        prompts = make_cache(
-            self.model.config, input_ids.shape[1] + (0 if self.has_cache else limit)
-        )
+        length = input_ids.shape[1] + (0 if self.has_cache else limit)
+        prompts = make_cache(self.model.config, length)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         logits = next_logits(self.model, prompts, input_ids, attention_mask, positions)
         first = sample_tokens(logits, uniforms[:, 0].view(-1, copies), self.temperature).flatten()
@@ -197,9 +184,10 @@ class Decoder:
         rows = (~ended).nonzero().squeeze(1)
         self.start(prompts, attention_mask, rows // copies, tokens[rows], uniforms[rows])
         while number < limit:
-            for _ in range(min(self.stop_check_steps, limit - number)):
+            steps = min(acceleration.current().stop_check_steps, limit - number)
+            for _ in range(steps):
                 self.step()
-                number += 1
+            number += steps
             num_unfinished = count_unfinished(self.state["ended"], self.is_finite)
             if number < limit and num_unfinished and not self.fits_less(num_unfinished):
                 continue
@@ -214,19 +202,16 @@ class Decoder:
     def start(
         self,
         prompts: DynamicCache,
-        attention_mask: torch.Tensor,
-        sources: torch.Tensor,
-        tokens: torch.Tensor,
-        uniforms: torch.Tensor,
+        attention_mask: Tensor,
+        sources: Tensor,
+        tokens: Tensor,
+        uniforms: Tensor,
     ) -> None:
         """Start a batch after its first tokens.
 
-        Args:
-            prompts: Keys and values of the prompts.
-            attention_mask: [n, T], 0 for padding on the left.
-            sources: [b], the prompt of each row.
-            tokens: [b, R], of which the first one of each row is sampled.
-            uniforms: [b, R], the random numbers of all tokens.
+        prompts: Keys and values of the prompts. attention_mask: [n, T], 0 for padding on the left.
+        sources: [b], the prompt of each row. tokens: [b, R], of which the first one is sampled.
+        uniforms: [b, R], the random numbers of all tokens.
         """
         mask = attention_mask[sources]
         positions, self.end = mask.sum(dim=1, keepdim=True), mask.shape[1]
@@ -246,7 +231,7 @@ class Decoder:
         }
         self.start_cache(prompts, sources)
 
-    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
+    def start_cache(self, prompts: DynamicCache, sources: Tensor) -> None:
         """Start from the keys and values of the prompt [b] of each row."""
         self.cache = prompts
         self.cache.reorder_cache(cast(torch.LongTensor, sources))
@@ -255,7 +240,7 @@ class Decoder:
         """Return whether the batch is made smaller for some of its rows."""
         return num_rows <= COMPACTION_THRESHOLD * len(self.state["ended"])
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         """Keep the given rows of the batch."""
         self.state = {name: tensor[rows] for name, tensor in self.state.items()}
         self.cache.reorder_cache(cast(torch.LongTensor, rows))
@@ -287,7 +272,7 @@ class Decoder:
 # --- tokens by one random number each -----------------------------------------------------------
 
 
-def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> torch.Tensor:
+def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
     """Sample tokens [b, c] by inverting the cumulative distribution of logits [b, V].
 
     Needs one random number in `uniforms` [b, c] per token, where torch.multinomial draws one per
@@ -308,16 +293,12 @@ def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: flo
     return tokens.clamp(max=logits.shape[1] - 1)
 
 
-def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the entries at which the normalized cumulative sum exceeds each uniform number.
+def invert_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the entries at which the cumulative sum of weights exceeds each uniform number.
 
-    Args:
-        weights: [..., m], not normalized.
-        uniforms: [..., c] in [0, 1).
-
-    Returns:
-        Indices [..., c] of the entries, any ones if a weight is not finite; and the fraction
-        [..., c] of each entry's weight that lies below its uniform number.
+    weights: [..., m], not normalized. uniforms: [..., c] in [0, 1). Returns the indices [..., c] of
+    the entries, any ones if a weight is not finite; and the fraction [..., c] of each entry's
+    weight that lies below its uniform number.
     """
     # As integers: their sums are exact in any order, and GPUs have no deterministic kernel for
     # cumulative sums of floats. fp32 would lose rare tokens in the sum.

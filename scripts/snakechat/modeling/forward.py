@@ -15,12 +15,12 @@ fp32.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -32,16 +32,9 @@ from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.workflow.errors import ProgressLines
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
-# Logits that exist at a time: 64 MB in 16 bits.
-CHUNK_LOGITS = 1 << 25
-# Logits that exist in fp32 at a time: 8 MB, which fit a CPU's caches.
-FP32_CHUNK_LOGITS = 1 << 21
-# On a GPU, both: 256 MB in 16 bits and 512 MB in fp32. The product with the output layer is then
-# large enough for the whole GPU: 2,670 tokens of OPT's vocabulary.
-GPU_CHUNK_LOGITS = 1 << 27
-
-# Of hidden states [N, D], weight [V, D] and bias [V]; None where none is needed.
-Gradients = tuple[torch.Tensor | None, ...]
+# Of hidden states [N, D], weight [V, D] and bias [V]; None where none is needed. These and the
+# tokens [N] are a layer.
+Gradients = tuple[Tensor | None, ...]
 
 
 class Wrapper(nn.Module):
@@ -58,7 +51,7 @@ class Wrapper(nn.Module):
 class Policy(Wrapper):
     """A causal language model whose forward pass returns log-probabilities of target tokens."""
 
-    def external_parameters(self) -> list[torch.Tensor]:
+    def external_parameters(self) -> list[Tensor]:
         """Return the parameters that `forward` reads without calling the module they belong to.
 
         ZeRO 3 gathers a parameter when its module is called, and must know of the others.
@@ -72,12 +65,11 @@ class Policy(Wrapper):
         temperature: float = 1.0,
         return_entropies: bool = False,
         return_sum: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the log-probability [N] of each target token given the tokens before it.
 
-        Args:
-            return_entropies: also return the entropy [N] of each token's distribution.
-            return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
+        return_entropies: also return the entropy [N] of each token's distribution. return_sum:
+        return only the sum of the log-probabilities, which is cheaper for a loss.
         """
         hidden = hidden_states(self.model, batch)[batch.state_index]
         tokens = batch.input_ids.flatten()[batch.target_index]
@@ -95,9 +87,9 @@ class Scorer(Wrapper):
             must predict values on the scale of the normalized scores that it is trained on.
     """
 
-    normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None
+    normalizer: Callable[[Tensor], Tensor] | None = None
 
-    def forward(self, batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: TokenBatch, positions: Tensor) -> Tensor:
         """Return fp32 outputs at flat positions: the batch's last_index, target_index or
         state_index.
         """
@@ -107,7 +99,7 @@ class Scorer(Wrapper):
         return self.normalizer(outputs) if self.normalizer else outputs
 
 
-def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
+def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     """Return the last hidden state [B * T, D] of each position."""
     positions, segments = batch.position_ids, batch.segments
     arguments: dict[str, Any] = {"attention_mask": batch.attention_mask}
@@ -120,14 +112,14 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     return hidden.flatten(end_dim=1)
 
 
-def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def pad_with_last(values: Tensor, lengths: Tensor) -> Tensor:
     """Turn values [N] of sequences into a table [S, R], padded with each sequence's last value."""
     columns = torch.arange(int(lengths.max()), device=values.device)
     starts = lengths.cumsum(dim=0) - lengths
     return values[starts[:, None] + torch.minimum(columns, lengths[:, None] - 1)]
 
 
-def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
     """Return the sum [S] of the values [N] of each sequence.
 
     lengths: [S], with sum N. Torch would wait for the device to check it.
@@ -139,8 +131,7 @@ def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def response_logprobs(policy: Policy, examples: Examples, with_prompts: bool = False) -> np.ndarray:
     """Return the log-probability of each response given its prompt, in nats: float64 [A, n].
 
-    Args:
-        with_prompts: return the log-probability of the whole sequence given its first token.
+    with_prompts: return the log-probability of the whole sequence given its first token.
     """
     return evaluate_sequences(
         lambda batch: sequence_sums(policy(batch).double(), batch.target_lengths),
@@ -157,7 +148,7 @@ def response_scores(scorer: Scorer, examples: Examples) -> np.ndarray:
 
 
 def evaluate_sequences(
-    function: Callable[[TokenBatch], torch.Tensor],
+    function: Callable[[TokenBatch], Tensor],
     module: Policy | Scorer,
     examples: Examples,
     with_prompts: bool = False,
@@ -186,90 +177,68 @@ def evaluate_sequences(
 
 
 def token_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tokens: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tensor,
     temperature: float = 1.0,
     return_entropies: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the log-probability [N] of each token in fp32.
 
     The backward pass computes the logits a second time.
 
-    Args:
-        hidden: [N, D]. weight: [V, D]. bias: [V] or None. tokens: [N].
-        return_entropies: also return the entropy [N] of each distribution, without gradient.
+    hidden: [N, D]. weight: [V, D]. bias: [V] or None. tokens: [N]. return_entropies: also return
+    the entropy [N] of each distribution, without gradient.
     """
-    logprobs, entropies = _TokenLogprobs.apply(
-        hidden, weight, bias, tokens, temperature, return_entropies
-    )
+    layer = hidden, weight, bias, tokens
+    logprobs, entropies = _TokenLogprobs.apply(*layer, temperature, return_entropies)
     return (logprobs, entropies) if return_entropies else logprobs
 
 
-def sum_of_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor
-) -> torch.Tensor:
+def sum_of_logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor) -> Tensor:
     """Return the sum of token_logprobs.
 
     Computes the gradients in the forward pass, and therefore the logits only once.
     """
-    if not torch.is_grad_enabled():
-        logprobs = token_logprobs(hidden, weight, bias, tokens)
-        assert isinstance(logprobs, torch.Tensor)
-        return logprobs.sum()
-    return _SumOfLogprobs.apply(hidden, weight, bias, tokens)
+    if torch.is_grad_enabled():
+        return _SumOfLogprobs.apply(hidden, weight, bias, tokens)
+    logprobs: Any = token_logprobs(hidden, weight, bias, tokens)
+    return logprobs.sum()
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        tokens: torch.Tensor,
-        temperature: float,
-        return_entropies: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(hidden, weight, bias, tokens)
-        ctx.temperature = temperature
-        logprobs = torch.empty(len(tokens), device=hidden.device)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *layer, ctx.temperature, return_entropies = arguments
+        ctx.save_for_backward(*layer)
+        tokens = layer[-1]
+        logprobs = torch.empty(len(tokens), device=tokens.device)
         entropies = torch.empty_like(logprobs)
-        for chunk, logits in logit_chunks(hidden, weight, bias):
+        for chunk, logits in logit_chunks(layer):
             logprobs[chunk], entropies[chunk] = _evaluate(
-                logits, tokens[chunk], temperature, return_entropies
+                logits, tokens[chunk], ctx.temperature, return_entropies
             )
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, tokens = ctx.saved_tensors
-        factors = grad_outputs[0][:, None] / ctx.temperature
-        _, gradients = _sum_and_gradients(
-            hidden, weight, bias, tokens, ctx.needs_input_grad, ctx.temperature, factors
-        )
-        return *_scaled(gradients, hidden.dtype), None, None, None
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        layer, factors = ctx.saved_tensors, grad_outputs[0][:, None] / ctx.temperature
+        needed = ctx.needs_input_grad
+        _, gradients = _sum_and_gradients(layer, needed, ctx.temperature, factors)
+        return *_scaled(gradients, layer[0].dtype), None, None, None
 
 
 class _SumOfLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        tokens: torch.Tensor,
-    ) -> torch.Tensor:
-        total, ctx.gradients = _sum_and_gradients(
-            hidden, weight, bias, tokens, ctx.needs_input_grad
-        )
-        ctx.dtype = hidden.dtype
+    def forward(ctx: Any, *layer: Any) -> Tensor:
+        total, ctx.gradients = _sum_and_gradients(layer, ctx.needs_input_grad)
+        ctx.dtype = layer[0].dtype
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         gradients = _scaled(ctx.gradients, ctx.dtype, grad_outputs[0])
         # The caller may keep the loss, which would keep the gradients in memory.
         del ctx.gradients
@@ -277,21 +246,17 @@ class _SumOfLogprobs(torch.autograd.Function):
 
 
 def _sum_and_gradients(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tokens: torch.Tensor,
+    layer: Sequence[Any],
     needs_grad: tuple[bool, ...],
     temperature: float = 1.0,
-    factors: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Gradients]:
-    """Return the sum of the log-probabilities, and the gradients of the sum times factors.
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Gradients]:
+    """Return the sum of the log-probabilities, and the gradients of the sum times factors [N, 1].
 
-    Args:
-        needs_grad: Which of hidden states, weight and bias require a gradient. The weight does not
-            if only adapters are trained.
-        factors: [N, 1], of each log-probability.
+    needs_grad: Which of hidden states, weight and bias require a gradient. The weight does not if
+    only adapters are trained.
     """
+    hidden, weight, bias, tokens = layer
     of_hidden = torch.empty_like(hidden) if needs_grad[0] else None
     of_weight, of_bias = (
         # A sum in bf16 would lose what later chunks add.
@@ -299,10 +264,9 @@ def _sum_and_gradients(
         for each, needed in ((weight, needs_grad[1]), (bias, needs_grad[2]))
     )
     total = torch.zeros((), device=hidden.device)
-    for chunk, logits in logit_chunks(hidden, weight, bias):
-        logprobs, negative = _differentiate(
-            logits, tokens[chunk], temperature, None if factors is None else factors[chunk]
-        )
+    for chunk, logits in logit_chunks(layer):
+        of_chunk = None if factors is None else factors[chunk]
+        logprobs, negative = _differentiate(logits, tokens[chunk], temperature, of_chunk)
         total += logprobs.sum()
         if of_bias is not None:
             of_bias -= negative.sum(dim=0, dtype=torch.float32)
@@ -313,26 +277,22 @@ def _sum_and_gradients(
     return total, (of_hidden, of_weight, of_bias)
 
 
-def _scaled(
-    gradients: Gradients, dtype: torch.dtype, factor: torch.Tensor | float = 1.0
-) -> Gradients:
+def _scaled(gradients: Gradients, dtype: torch.dtype, factor: Tensor | float = 1.0) -> Gradients:
     return tuple(None if each is None else (each * factor).to(dtype) for each in gradients)
 
 
-def logit_chunks(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield chunks of the tokens and their logits [n, V]."""
-    num_logits = GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS
-    size = max(1, num_logits // len(weight))
+def logit_chunks(layer: Sequence[Any]) -> Iterator[tuple[slice, Tensor]]:
+    """Yield chunks of the tokens of an output layer and their logits [n, V]."""
+    hidden, weight, bias, _ = layer
+    size = max(1, acceleration.current().chunk_logits // len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, min(start + size, len(hidden)))
         yield chunk, functional.linear(hidden[chunk], weight, bias)
 
 
 def _evaluate(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, return_entropies: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, tokens: Tensor, temperature: float, return_entropies: bool
+) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities [n] of a chunk, and its entropies [n] if they are needed."""
     if acceleration.current().compile:
         return compiled(logprobs_and_entropies)(logits, tokens, temperature)
@@ -346,11 +306,8 @@ def _evaluate(
 
 
 def _differentiate(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    temperature: float = 1.0,
-    factors: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, tokens: Tensor, temperature: float = 1.0, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities [n] of a chunk, and their negative gradients [n, V].
 
     The gradients, which may take the place of the logits, are multiplied by factors [n, 1].
@@ -366,16 +323,14 @@ def _differentiate(
     return logprobs, logits
 
 
-def fp32_logprobs(
-    logits: torch.Tensor, temperature: float
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+def fp32_logprobs(logits: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield smaller chunks, views of their logits [m, V], and log-probabilities [m, V] in fp32.
 
     The log-probabilities may be overwritten and are valid until the next chunk.
     """
-    size = len(logits) if logits.is_cuda else max(1, FP32_CHUNK_LOGITS // logits.shape[1])
+    size = max(1, acceleration.current().fp32_chunk_logits // logits.shape[1])
     buffer = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
-    for start in range(0, len(logits), max(size, 1)):
+    for start in range(0, len(logits), size):
         chunk_logits = logits[start : start + size]
         table = buffer[: len(chunk_logits)].copy_(chunk_logits)
         if temperature != 1:
@@ -384,12 +339,12 @@ def fp32_logprobs(
         yield slice(start, start + len(chunk_logits)), chunk_logits, table
 
 
-def _select_tokens(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _select_tokens(table: Tensor, tokens: Tensor) -> Tensor:
     """Return the entry [n] of each token in its row of a table [n, V]."""
     return table.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _entropies(table: torch.Tensor) -> torch.Tensor:
+def _entropies(table: Tensor) -> Tensor:
     """Return the entropies [n] of log-probabilities [n, V]."""
     return -torch.linalg.vecdot(table.exp(), table)
 
@@ -401,16 +356,16 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def logprobs_and_entropies(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Return what _evaluate returns."""
     table = (logits.float() / temperature).log_softmax(dim=1)
     return _select_tokens(table, tokens), _entropies(table)
 
 
 def logprobs_and_gradients(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, factors: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, tokens: Tensor, temperature: float, factors: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return what _differentiate returns."""
     table = (logits.float() / temperature).log_softmax(dim=1)
     is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]

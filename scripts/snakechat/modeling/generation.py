@@ -1,19 +1,17 @@
 """Generation: sampled responses from a model's forward passes, in batches of similar length.
 
 A prompt is processed once, however many responses are sampled for it; decoding.py samples their
-tokens. Samplers are what RLHF samples with: the trained model itself, or vLLM (vllm_sampler.py).
-
-Shapes: as in decoding.py.
+tokens. Shapes: as there.
 """
 
 import contextlib
 import functools
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -22,13 +20,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.attention import head_size
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
-from snakechat.modeling.decoding import (
-    Decoder,
-    make_cache,
-    next_logits,
-    pad_left,
-    takes_dense_mask,
-)
+from snakechat.modeling.decoding import Decoder, make_cache, next_logits, pad_left, takes_dense_mask
 from snakechat.modeling.lora import merged_adapters
 from snakechat.modeling.models import Gather, describe, no_gather, whole_shape
 from snakechat.workflow import processes
@@ -44,6 +36,8 @@ KEPT_FRACTION = 0.8
 SMALLEST_GRAPH = 8
 # Lengths of a FixedDecoder are multiples of this number, so that a graph serves several batches.
 LENGTH_MULTIPLE = 64
+# Names of a layer's tensors in the state of a FixedDecoder, before its number.
+KEYS_VALUES = ("keys", "values")
 
 # Whether a graph can have the pass of a model.
 _captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
@@ -52,8 +46,14 @@ _captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDic
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
 
 
-class Sampler(ABC):
-    """Samples responses from the current weights of a model, without top-k or top-p.
+class Sampler:
+    """Samples responses from a model itself, without top-k or top-p; VllmSampler has a copy of it.
+
+    Prompts of similar length share a batch. What is sampled for a row does not depend on the other
+    rows of its batch, except where rounding moves a token's probability.
+
+    Its decoder, with the captured graphs, stays in memory from the second step of a training on,
+    if the first one has left enough of a GPU's memory.
 
     Args:
         stop_ids: Token ids that end a response.
@@ -64,9 +64,14 @@ class Sampler(ABC):
         has_copy: Whether it samples from a copy of the model.
         num_ranks: Adjacent processes that sample the same responses together.
         asleep_bytes: Memory of the GPU that it keeps while it sleeps, outside of torch's tensors.
+        max_tokens: Limit of tokens in a batch, from the memory that was free without the decoder.
+        allowance: Bytes that the decoder may keep while the model trains.
     """
 
     has_copy, num_ranks, asleep_bytes = False, 1, 0
+    max_tokens, allowance = 0, 0.0
+    decoder: "FixedDecoder | None" = None
+    addresses: Sequence[int] = ()
 
     def __init__(
         self,
@@ -78,56 +83,22 @@ class Sampler(ABC):
         self.stop_ids, self.temperature = list(stop_ids), temperature
         self.max_response_length, self.num_generations = max_response_length, num_generations
 
-    @abstractmethod
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on; all processes call this function."""
-
-    @abstractmethod
-    def sample(self, prompts: Sequence[Sequence[int]], own_rows: Sequence[int]) -> Generations:
-        """Sample responses to prompts of token ids, with torch's random numbers of the CPU.
-
-        Args:
-            prompts: Those of all processes, whose random numbers are the same.
-            own_rows: The prompts that this process samples responses to.
-
-        Returns:
-            The ids of each response to the own prompts, with the stop id if one was sampled:
-            responses[g][row]; and the log-probability of each token under the distribution that it
-            was sampled from, or None if a training forward pass gives the same.
-        """
-
-    @abstractmethod
-    def sleep(self) -> None:
-        """Free memory until the next update, which has to come before the next sample."""
-
-    def step_ended(self) -> None:  # noqa: B027 most samplers need not know
-        """Learn that a step of the training has ended, whose peak of memory is known."""
-
-
-class HfSampler(Sampler):
-    """Samples from the model itself. Prompts of similar length share a batch.
-
-    What is sampled for a row does not depend on the other rows of its batch, except where rounding
-    moves a token's probability.
-
-    Its decoder, with the captured graphs, stays in memory from the second step of a training on,
-    if the first one has left enough of a GPU's memory.
-    """
-
-    decoder: "FixedDecoder | None" = None
-    # Limit of tokens in a batch, from the memory that was free without the decoder.
-    max_tokens = 0
-    # Bytes that the decoder may keep while the model trains.
-    allowance = 0.0
-    addresses: Sequence[int] = ()
-
-    def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
-        """Use the model's current weights from now on."""
         self.model = model
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], own_rows: Sequence[int]) -> Generations:
-        """Sample responses; see Sampler.sample."""
+        """Sample responses to prompts of token ids, with torch's random numbers of the CPU.
+
+        Returns the ids of each response to the own prompts, with the stop id if one was sampled:
+        responses[g][row]; and the log-probability of each token under the distribution that it was
+        sampled from, or None if a training forward pass gives the same.
+
+        Args:
+            prompts: Those of all processes, whose random numbers are the same.
+            own_rows: The prompts that this process samples responses to.
+        """
         model, num_generations = self.model, self.num_generations
         shape = len(prompts), num_generations, self.max_response_length
         uniforms = torch.rand(shape, dtype=torch.float64)[list(own_rows)]
@@ -137,14 +108,13 @@ class HfSampler(Sampler):
         is_captured = acceleration.current().cuda_graphs and can_be_captured(model)
         multiple = (FixedDecoder if is_captured else Decoder).multiple
         lengths = [len(prompt) + self.max_response_length for prompt in prompts]
-        sized_rows = [
-            (row, num_generations * round_up(length, multiple))
+        sizes = {
+            row: num_generations * round_up(length, multiple)
             for row, length in sort_by_size(range(len(prompts)), lengths)
-        ]
+        }
         if not self.decoder:
             self.max_tokens = max_batch_tokens(model)
-        batches = bucket_by_size(sized_rows, self.max_tokens, balanced=is_captured)
-        sizes = dict(sized_rows)
+        batches = bucket_by_size([*sizes.items()], self.max_tokens, balanced=is_captured)
         capacity = max(len(rows) * sizes[rows[0]] for rows in batches)
         with merged_adapters(model) if is_captured else contextlib.nullcontext():
             for rows in batches:
@@ -162,7 +132,7 @@ class HfSampler(Sampler):
                     responses[index % num_generations][rows[index // num_generations]] = ids[:end]
         return responses, None
 
-    def fixed_decoder(self, stops: torch.Tensor, capacity: int) -> "FixedDecoder":
+    def fixed_decoder(self, stops: Tensor, capacity: int) -> "FixedDecoder":
         """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
         # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -174,12 +144,13 @@ class HfSampler(Sampler):
         return self.decoder
 
     def sleep(self) -> None:
-        """Free the decoder, unless it may stay."""
-        if self.decoder and self.decoder.num_bytes > self.allowance:
+        """Free memory until the next update, which has to come before the next sample."""
+        buffers = self.decoder.buffers.values() if self.decoder else ()
+        if sum(buffer.nbytes for buffer in buffers) > self.allowance:
             self.decoder = None
 
     def step_ended(self) -> None:
-        """Keep the decoder from now on, if the step without it has left enough memory."""
+        """Learn that a step of the training has ended, whose peak of memory is known."""
         device = self.model.device
         if device.type == "cuda" and not self.decoder:
             _, total = torch.cuda.mem_get_info(device)
@@ -194,16 +165,16 @@ def max_batch_tokens(model: PreTrainedModel) -> int:
     samples in the same batches.
     """
     choices, device = acceleration.current(), model.device
-    micro_batch_tokens = choices.micro_batch_tokens
     if choices.generate_tokens is not None or device.type != "cuda":
-        return choices.generate_tokens or micro_batch_tokens
+        return choices.generate_tokens or choices.micro_batch_tokens
     free, total = torch.cuda.mem_get_info(device)
     # Torch keeps memory that it does not use.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     memory = MEMORY_FRACTION * total
     if not processes.uses_deterministic_kernels():
         memory = min(memory, FREE_FRACTION * free)
-    return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)
+    itemsize = model.dtype.itemsize
+    return default_generate_tokens(model.config, itemsize, choices.micro_batch_tokens, memory)
 
 
 def cache_elements(config: PreTrainedConfig) -> int:
@@ -219,9 +190,7 @@ def default_generate_tokens(
 
     Sampling a token reads all weights once for the whole batch, so larger batches are faster.
 
-    Args:
-        element_bytes: Bytes of an element of the cache.
-        memory: Bytes that keys and values may use.
+    element_bytes: Bytes of an element of the cache. memory: Bytes that keys and values may use.
     """
     return max(micro_batch_tokens, int(memory / (element_bytes * cache_elements(config))))
 
@@ -238,13 +207,13 @@ class FixedLayer(DynamicLayer):
         column: [1], where the next token is written. The caller advances it.
     """
 
-    def __init__(self, column: torch.Tensor) -> None:
+    def __init__(self, column: Tensor) -> None:
         super().__init__()
         self.column = column
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of a token, and return all columns."""
         keys, values = cast(Any, self.keys), cast(Any, self.values)
         keys.index_copy_(2, self.column, key_states)
@@ -273,20 +242,15 @@ class FixedDecoder(Decoder):
     has_cache, multiple = True, LENGTH_MULTIPLE
 
     def __init__(
-        self, model: PreTrainedModel, stops: torch.Tensor, temperature: float, capacity: int
+        self, model: PreTrainedModel, stops: Tensor, temperature: float, capacity: int
     ) -> None:
         super().__init__(model, stops, temperature)
         self.capacity, self.cache = capacity, DynamicCache(config=model.config)
         self.cache.layers = [FixedLayer(self.column) for _ in self.cache.layers]
-        # Of the state, and of the keys and values of each layer.
-        self.buffers: dict[str, torch.Tensor] = {}
+        # Of the state, which has the keys and values of each layer.
+        self.buffers: dict[str, Tensor] = {}
         # By rows and length. They share a pool of memory.
         self.graphs: dict[torch.Size, Any] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def size_for(self, num_rows: int) -> int:
         """Return the number of rows of the smallest graph that has space for some rows."""
@@ -299,40 +263,34 @@ class FixedDecoder(Decoder):
         """Return whether there is a smaller graph for some of the rows."""
         return self.size_for(num_rows) < len(self.state["ended"])
 
-    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
+    def start_cache(self, prompts: DynamicCache, sources: Tensor) -> None:
         """Copy the keys and values of its prompt [b] to each row, and free the prompts' own."""
-        sources = sources[self._select(torch.arange(len(sources), device=sources.device))]
-        for number, layer in enumerate(cast(Any, prompts.layers)):
-            columns = self.length - layer.length
-            # Without zeros, there could be NaN, which a mask does not remove.
-            padded = (functional.pad(each[sources], (0, 0, 0, columns)) for each in layer.buffers)
-            self._set_layer(number, padded)
-            layer.buffers = []
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            yield from self.state.items()
+            for number, layer in enumerate(cast(Any, prompts.layers)):
+                # Without zeros, there could be NaN, which a mask does not remove.
+                padding = (0, 0, 0, self.length - layer.length)
+                for name in KEYS_VALUES:
+                    yield f"{name} {number}", functional.pad(layer.buffers.pop(0)[sources], padding)
+
+        self._fill(torch.arange(len(sources), device=sources.device), tensors())
         self.end = self.length
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         """Keep the given rows of the batch."""
-        rows = self._select(rows)
-        for number, layer in enumerate(cast(Any, self.cache.layers)):
-            self._set_layer(number, (states[rows] for states in (layer.keys, layer.values)))
+        self._fill(rows, self.state.items())
 
-    def _select(self, rows: torch.Tensor) -> torch.Tensor:
-        """Select rows of the state; return them, the last of which fills a graph."""
+    def _fill(self, rows: Tensor, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy rows of the state to where the buffers begin; the last one fills a graph."""
         number, size = len(rows), self.size_for(len(rows))
         rows = torch.cat([rows, rows[-1:].expand(size - number)])
-        self.state = {name: self._fixed(name, each[rows]) for name, each in self.state.items()}
+        self.state = {name: self._fixed(name, each[rows]) for name, each in tensors}
         self.state["ended"][number:] = True
-        return rows
+        for index, layer in enumerate(cast(Any, self.cache.layers)):
+            layer.keys, layer.values = (self.state[f"{name} {index}"] for name in KEYS_VALUES)
 
-    def _set_layer(self, number: int, states: Iterable[torch.Tensor]) -> None:
-        """Set the keys and values of a layer."""
-        layer = cast(Any, self.cache.layers[number])
-        layer.keys, layer.values = (
-            self._fixed(f"{name} of layer {number}", each)
-            for name, each in zip(("keys", "values"), states, strict=True)
-        )
-
-    def _fixed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _fixed(self, name: str, tensor: Tensor) -> Tensor:
         """Copy a tensor to the start of a buffer; return it there."""
         if name not in self.buffers:
             elements = tensor.shape[1] * tensor.shape[3] if tensor.ndim == 4 else 1
@@ -412,21 +370,15 @@ def _capture_problem(model: PreTrainedModel) -> str | None:
     )
     decoder.start(cache, prompt, stops, tokens, uniforms)
     try:
-        with forbidden_waits() if device.type == "cuda" else contextlib.nullcontext():
-            decoder.sample()
+        if device.type == "cuda":
+            # An operation for which the host waits for the GPU raises RuntimeError.
+            torch.cuda.set_sync_debug_mode("error")
+        decoder.sample()
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         return str(error).partition("\n")[0]
-    return None
-
-
-@contextlib.contextmanager
-def forbidden_waits() -> Iterator[None]:
-    """Context in which an operation for which the host waits for a GPU raises RuntimeError."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    return None

@@ -57,10 +57,9 @@ def load_scorer(
 ) -> PreTrainedModel:
     """Load a model with one score per position, a reward model or a critic, as load_causal does.
 
-    Args:
-        new_head: the folder has a language model, which gets a new head with standard deviation
-            1 / sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
-            transformers would initialize a random one.
+    new_head: the folder has a language model, which gets a new head with standard deviation 1 /
+    sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
+    transformers would initialize a random one.
     """
     auto_class = AutoModelForSequenceClassification
     model = _load(auto_class, folder, dtype, tokenizer, deferred, new_head)
@@ -75,13 +74,10 @@ def _load(
     folder: str | Path,
     dtype: str,
     tokenizer: PreTrainedTokenizerBase,
-    deferred: bool = False,
+    deferred: bool,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model with the tokenizer's ids and without the noise of training.
-
-    Its kind, and that it has exactly the weights of its config, are checked; see load_scorer.
-    """
+    """Load a model with the tokenizer's ids and without the noise of training; see load_scorer."""
     is_scorer = auto_class is AutoModelForSequenceClassification
     if problem := model_problem(read_model_config(Path(folder)) or {}, is_scorer and not new_head):
         raise InputError(f"{folder} {problem}")
@@ -106,8 +102,7 @@ def _load(
     config._attn_implementation = None
     # With the dtype of its files, a model stays mapped into memory. A new head is drawn later.
     with torch.random.fork_rng([], enabled=deferred):
-        loaded_dtype = "auto" if deferred else dtype
-        model, loading = from_pretrained(auto_class, folder, loaded_dtype, config)
+        model, loading = from_pretrained(auto_class, folder, "auto" if deferred else dtype, config)
     if new_head:
         loading["missing_keys"] -= {"score.weight"}
         # The output layer is not used.
@@ -120,15 +115,11 @@ def _load(
 
 
 def from_pretrained(
-    auto_class: Any,
-    folder: str | Path,
-    dtype: str | torch.dtype,
-    config: PreTrainedConfig,
+    auto_class: Any, folder: str | Path, dtype: str | torch.dtype, config: PreTrainedConfig
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights.
 
-    Args:
-        dtype: "auto" takes the dtype of the first weight in the files, whichever the config names.
+    dtype: "auto" takes the dtype of the first weight in the files, whichever the config names.
     """
     if dtype == "auto":
         config.dtype = None
@@ -146,9 +137,7 @@ def from_pretrained(
 def check_weights(loading: Mapping[str, Any], where: str = "") -> None:
     """Raise InputError if files do not have exactly the weights of a model.
 
-    Args:
-        loading: What transformers reports.
-        where: The start of the error.
+    loading: What transformers reports. where: The start of the error.
     """
     mismatches = {
         "are missing": loading["missing_keys"],
@@ -177,11 +166,9 @@ def take_stored_weight(weight: nn.Parameter) -> torch.Tensor | None:
 def defer_weights(
     model: PreTrainedModel, auto_class: Any, dtype: torch.dtype, new_head: bool
 ) -> None:
-    """Defer the weights of a model that was loaded in the dtype of its files.
+    """Defer the weights of a model that was loaded in the dtype of its files; see _load.
 
-    Args:
-        dtype: The dtype of the deferred weights.
-        new_head: No file has the score head, which is initialized as from_pretrained does it.
+    No file has a new score head, which is initialized as from_pretrained does it.
     """
     # ZeRO 3 alone needs it.
     from peft.utils.integrations import init_empty_weights

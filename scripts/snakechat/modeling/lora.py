@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -29,22 +29,20 @@ def select_trained(model: PreTrainedModel, settings: LoraSettings) -> PreTrained
 
     Raises InputError if the recipe names layers or weights that the model has not.
     """
-    if settings.lora_rank:
+    if rank := settings.lora_rank:
         targets = settings.lora_target_modules
-        rank, alpha = settings.lora_rank, settings.lora_alpha
-        return add_lora(model, rank, alpha, settings.train_base, targets)
+        return add_lora(model, rank, settings.lora_alpha, settings.train_base, targets)
     if settings.train_only is None:
         return model
-    names = [name for name, _ in model.named_parameters()]
-    if not any(re.search(settings.train_only, name) for name in names):
+    names, pattern = [name for name, _ in model.named_parameters()], settings.train_only
+    if not any(re.search(pattern, name) for name in names):
         raise InputError(
-            f"train_only: no weight of {describe(model)} matches {settings.train_only!r}; it has"
+            f"train_only: no weight of {describe(model)} matches {pattern!r}; it has"
             f" {', '.join(names[:2])}, ..., {names[-1]}"
         )
     for name, weight in model.named_parameters():
         # A new score head has no values that training could keep.
-        is_trained = re.search(settings.train_only, name) or name == "score.weight"
-        weight.requires_grad_(bool(is_trained))
+        weight.requires_grad_(name == "score.weight" or re.search(pattern, name) is not None)
     return model
 
 
@@ -61,16 +59,21 @@ def add_lora(
     adapters: they are not linear layers. Raises InputError if no layer is left, or peft does not
     support one.
 
-    Args:
-        train_base: "embeddings_and_norms" also trains the biases of these layers, and all other
-            weights; "none" trains nothing else.
-        target_modules: The layers that get adapters: the last parts of their names, or a regular
-            expression that matches whole names. Defaults to all.
+    train_base: "embeddings_and_norms" also trains the biases of these layers, and all other
+    weights; "none" trains nothing else.
+    target_modules: The layers that get adapters: the last parts of their names, or a regular
+    expression that matches whole names. Defaults to all.
     """
     # It takes .3 s, in which a training without adapters can start.
     from peft import LoraConfig, inject_adapter_in_model
 
-    layers = linear_layers(model)
+    # Not those outside of the blocks, such as the output layer and a score head.
+    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and name.startswith(tuple(f"{n}." for n in lists))
+    }
     matrices = {id(layer.weight) for layer in layers.values()}
     config = LoraConfig(
         r=rank,
@@ -93,9 +96,9 @@ def add_lora(
     return model
 
 
-def _adapted_names(layers: Iterable[str], targets: Sequence[str] | str | None) -> list[str]:
+def _adapted_names(names: Iterable[str], targets: Sequence[str] | str | None) -> list[str]:
     """Return the names of the layers that get adapters, or ends of these names."""
-    names, ends = list(layers), {name.rpartition(".")[2] for name in layers}
+    ends = {name.rpartition(".")[2] for name in names}
     if isinstance(targets, str):
         chosen = [name for name in names if re.fullmatch(targets, name)]
         missing = [] if chosen else [targets]
@@ -105,7 +108,7 @@ def _adapted_names(layers: Iterable[str], targets: Sequence[str] | str | None) -
     if missing:
         raise InputError(
             f"lora_target_modules: {', '.join(missing)}: the linear layers of the blocks are"
-            f" {', '.join(sorted(ends))}; a whole name is {''.join(names[:1])}"
+            f" {', '.join(sorted(ends))}; a whole name is {next(iter(names), '')}"
         )
     return chosen
 
@@ -142,19 +145,6 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
             layer.base_layer.weight.data.copy_(layer.unmerged_weight, non_blocking=True)
 
 
-def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers of the transformer blocks by their names in the model.
-
-    Layers outside the blocks, such as the output layer and a score head, are not included.
-    """
-    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and name.startswith(tuple(f"{n}." for n in lists))
-    }
-
-
 def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
     """Return the layers that have adapters, by the names that their weights have without."""
     return {
@@ -164,22 +154,20 @@ def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
     }
 
 
-def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
+def adapter_weights(layer: "LoraLayer") -> list[Tensor]:
     """Return the two matrices of the adapter of a layer."""
     modules: Any = layer.lora_A["default"], layer.lora_B["default"]
     return [module.weight for module in modules]
 
 
-def merge(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
+def merge(layer: "LoraLayer", master: Master | None = None) -> Tensor:
     """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
 
     The sum is computed in fp32 and rounded once; with master, it stays in fp32. In 16 bits, this
     discards updates smaller than half of the distance between two numbers.
     """
     base: Any = layer.base_layer
-    lora_a, lora_b = (
-        master(weight) if master else weight.detach().float() for weight in adapter_weights(layer)
-    )
+    lora_a, lora_b = map(master or as_fp32, adapter_weights(layer))
     merged = lora_b @ lora_a
     merged *= layer.scaling["default"]
     if isinstance(base, Conv1D):
@@ -189,11 +177,12 @@ def merge(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
     return merged if master else merged.to(base.weight.dtype)
 
 
+def as_fp32(weight: Tensor) -> Tensor:
+    return weight.detach().float()
+
+
 def save_adapter(
-    model: PreTrainedModel,
-    folder: Path,
-    gather: Gather = no_gather,
-    master: Master | None = None,
+    model: PreTrainedModel, folder: Path, gather: Gather = no_gather, master: Master | None = None
 ) -> None:
     """Save the trained weights in peft's format; only the first process writes.
 

@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples, Ids
@@ -69,36 +71,26 @@ def check_model(
     device = next(module.parameters()).device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), sampling():
-        window = getattr(module.model.config, "sliding_window", None) or 0
-        length = max(NUM_TOKENS, window + NUM_COMPARED + 1)
-        rows = probe_rows(examples, min(length, max_positions(module.model) or length))
+        rows = probe_rows(module.model, examples)
         with comparable_weights(module):
-            check = _ModelCheck(module, rows, device)
-            check.compare_unpacked()
-            check.compare_packed()
-            if samples:
-                remedy = "responses cannot be sampled from it: use another model"
-                check.compare("sampling with a key-value cache", check.cached_difference, remedy)
-            if any(weight.requires_grad for weight in module.parameters()):
-                remedy = (
-                    "set the noise that config.json adds in training to 0, or use another model"
-                )
-                action = "the forward pass in training mode"
-                check.compare(action, check.training_difference, remedy)
+            _ModelCheck(module, rows, device).compare_all(samples)
         # In fp32, a kernel of 16 bits has not run yet.
         if module.supports_packing and acceleration.current().attn_implementation == "auto":
             check = _ModelCheck(module, rows, device)
             remedy = "set attn_implementation: sdpa in the placement"
-            check.compare("the attention kernel of the GPU", check.packed_difference, remedy)
+            action = "the attention kernel of the GPU"
+            check.compare(action, lambda: check.difference(rows), remedy)
 
 
-def probe_rows(examples: Examples, limit: int) -> Examples:
+def probe_rows(model: PreTrainedModel, examples: Examples) -> Examples:
     """Return the longest row and, of the others, the one with about NUM_SHORT tokens.
 
-    Args:
-        limit: longer ones are truncated to this number of tokens: the start of a prompt, and the
-            ends of its responses, which keep half of the room.
+    Longer ones than the model, its window or NUM_TOKENS need are truncated: the start of a prompt,
+    and the ends of its responses, which keep half of the room.
     """
+    window = getattr(model.config, "sliding_window", None) or 0
+    limit = max(NUM_TOKENS, window + NUM_COMPARED + 1)
+    limit = min(limit, max_positions(model) or limit)
     lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
     longest = int(lengths.argmax())
     distances = np.abs(lengths - NUM_SHORT)
@@ -138,88 +130,56 @@ class _ModelCheck:
     def __init__(self, module: Policy | Scorer, rows: Examples, device: torch.device) -> None:
         self.module, self.rows, self.short, self.device = module, rows, rows.select([1]), device
         self.model: Any = module.model
-        self.name = describe(self.model)
+        self.name, self.scale = describe(self.model), 1.0
         self.tolerance = TOLERANCE[self.model.dtype]
-        self.scale = 1.0
         with self.describes_errors("transformers' forward pass"):
             # The largest absolute logit or score of the short row.
             largest = self.own_pass(sequences(self.short)[0]).abs().max().item()
         if 0 < largest < LARGEST_OUTPUT:
             self.scale = LARGEST_OUTPUT / largest
 
+    def compare_all(self, samples: bool) -> None:
+        """Compare all passes that a job has."""
+        self.compare_unpacked()
+        if self.module.supports_packing:
+            self.compare_packed()
+        if samples:
+            remedy = "responses cannot be sampled from it: use another model"
+            self.compare("sampling with a key-value cache", self.cached_difference, remedy)
+        if any(weight.requires_grad for weight in self.module.parameters()):
+            remedy = "set the noise that config.json adds in training to 0, or use another model"
+            action = "the forward pass in training mode"
+            self.compare(action, self.training_difference, remedy)
+
     def compare_unpacked(self) -> None:
         """Compare sequences that are not packed. If the model is packed, a short one suffices."""
         rows = self.short if self.module.supports_packing else self.rows
         self.compare(
             "the forward pass of training",
-            lambda: largest_difference(self.outputs(rows, packing=False), self.expected(rows)),
+            lambda: self.difference(rows, packing=False),
             "models that transform hidden states, or outputs, are not supported: use another model",
         )
 
     def compare_packed(self) -> None:
         """Compare packed rows. If they differ, the model runs without packing."""
-        if not self.module.supports_packing:
-            return
         difference = math.inf
         # A model that takes no mask for each pair of tokens may raise any exception.
         with contextlib.suppress(InputError), self.describes_errors("packing"):
-            difference = self.packed_difference()
+            difference = self.difference(self.rows)
             # Long responses to one prompt have an attention of their own on a CPU.
             choices = dataclasses.replace(acceleration.current(), min_response=1)
             with acceleration.using(choices):
-                difference = max(difference, self.packed_difference())
+                difference = max(difference, self.difference(self.rows))
         if all_reduce_max(difference) > self.tolerance:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")
             self.module.supports_packing = False
             self.compare_unpacked()
 
-    def cached_difference(self) -> float:
-        """Return the largest difference of passes with a cache, as decoders run them.
-
-        The last tokens follow one by one on prompts of different lengths, in two rows of each.
-        """
-        length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
-        text = np.resize(sequences(self.rows)[0], length)
-        texts: list[Any] = [text, text[length // 2 :]]
-        own = [self.own_logprobs(text, NUM_STEPS + 1) for text in texts]
-        input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
-        cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
-        rows, largest = torch.arange(len(texts), device=self.device), 0.0
-        for step in range(NUM_STEPS + 1):
-            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-            with self.scaled_logits():
-                logits = next_logits(self.model, cache, input_ids, mask, positions)
-            cached = [*logits.float().log_softmax(dim=-1)]
-            expected = [own[row][step] for row in rows.tolist()]
-            largest = max(largest, largest_difference(cached, expected))
-            if step == 0:
-                rows = rows.repeat_interleave(2)
-                cache.reorder_cache(cast(torch.LongTensor, rows))
-                mask = mask[rows]
-            if step < NUM_STEPS:
-                last = [texts[row][step - NUM_STEPS] for row in rows.tolist()]
-                input_ids = self.tensor(last).T
-                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        return largest
-
-    def training_difference(self) -> float:
-        """Return the largest difference of passes in training mode and in evaluation mode."""
-        expected = self.outputs(self.short, packing=False)
-        self.module.train()
-        outputs = self.outputs(self.short, packing=False)
-        self.module.eval()
-        return largest_difference(outputs, expected)
-
-    def packed_difference(self) -> float:
-        """Return the largest difference of packed rows."""
-        return largest_difference(self.outputs(self.rows, packing=True), self.expected(self.rows))
-
     def compare(self, action: str, difference: Callable[[], float], remedy: str) -> None:
         """Raise InputError if passes fail, or outputs differ by more than the tolerance.
 
-        Args:
-            action: What an error calls the passes.
-            difference: Runs the passes; returns the largest difference in this process.
+        action: What an error calls the passes. difference: Runs the passes; returns the largest
+        difference in this process.
         """
         with self.describes_errors(action):
             found = difference()
@@ -230,7 +190,45 @@ class _ModelCheck:
                 f" rounding explains {self.tolerance / self.scale:.3g}: {remedy}"
             )
 
-    def outputs(self, rows: Examples, packing: bool) -> list[torch.Tensor]:
+    def difference(self, rows: Examples, packing: bool = True) -> float:
+        """Return the largest difference of rows from transformers' passes of each sequence."""
+        expected = [self.own_outputs(ids) for ids in sequences(rows)]
+        return largest_difference(self.outputs(rows, packing), expected)
+
+    def training_difference(self) -> float:
+        expected = self.outputs(self.short)
+        self.module.train()
+        outputs = self.outputs(self.short)
+        self.module.eval()
+        return largest_difference(outputs, expected)
+
+    def cached_difference(self) -> float:
+        """Run passes with a cache, as decoders do.
+
+        The last tokens follow one by one on prompts of different lengths, in two rows of each.
+        """
+        length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
+        text = np.resize(sequences(self.rows)[0], length)
+        texts: list[Any] = [text, text[length // 2 :]]
+        expected = torch.stack([self.own_logprobs(text, NUM_STEPS + 1) for text in texts])
+        input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
+        cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
+        copies, cached = torch.tensor([0, 0, 1, 1], device=self.device), list[Tensor]()
+        for token in (*text[-NUM_STEPS:], None):
+            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+            with self.scaled_logits():
+                logits = next_logits(self.model, cache, input_ids, mask, positions)
+            if not cached:
+                cache.reorder_cache(cast(torch.LongTensor, copies))
+                mask, logits = mask[copies], logits[copies]
+            cached.append(logits.float().log_softmax(dim=-1))
+            if token is not None:
+                input_ids = torch.full_like(mask[:, :1], int(token))
+                mask = torch.cat([mask, torch.ones_like(input_ids)], dim=1)
+        outputs = torch.stack(cached, dim=1).flatten(end_dim=1)
+        return largest_difference([*outputs], [*expected[copies].flatten(end_dim=1)])
+
+    def outputs(self, rows: Examples, packing: bool = False) -> list[Tensor]:
         """Return the outputs [K] of each sequence as training computes them.
 
         They are log-probabilities of a policy's logits times `scale`, or scores times `scale`.
@@ -244,11 +242,7 @@ class _ModelCheck:
             values = self.scale * self.module(batch, batch.target_index)
         return [part[-NUM_COMPARED:] for part in values.split(batch.target_lengths.tolist())]
 
-    def expected(self, rows: Examples) -> list[torch.Tensor]:
-        """Return the outputs [K] of each sequence as transformers computes them."""
-        return [self.own_outputs(ids) for ids in sequences(rows)]
-
-    def own_outputs(self, ids: Ids) -> torch.Tensor:
+    def own_outputs(self, ids: Ids) -> Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.
 
         A classifier returns the score of the last token only.
@@ -257,19 +251,19 @@ class _ModelCheck:
             num_compared = min(NUM_COMPARED, len(ids) - 1)
             logprobs = self.own_logprobs(ids, num_compared + 1)[:-1]
             return logprobs.gather(1, self.tensor(ids)[0, -num_compared:, None]).squeeze(1)
-        [outputs] = self.outputs(Examples([ids[:-1]], [ids[-1:]]), packing=False)
+        [outputs] = self.outputs(Examples([ids[:-1]], [ids[-1:]]))
         score = self.own_pass(ids).flatten().float()
-        outputs[-1:] = self.scale * (self.module.normalizer or torch.Tensor.float)(score)
+        outputs[-1:] = self.scale * (self.module.normalizer or Tensor.float)(score)
         return outputs
 
-    def own_logprobs(self, ids: Ids, num_last: int) -> torch.Tensor:
+    def own_logprobs(self, ids: Ids, num_last: int) -> Tensor:
         """Return the log-probabilities [num_last, V] that follow the last tokens of a sequence."""
         with self.scaled_logits():
             # Without logits_to_keep, the logits of a long sequence take gigabytes.
             logits = self.own_pass(ids, logits_to_keep=num_last)[0, -num_last:]
         return logits.float().log_softmax(dim=-1)
 
-    def own_pass(self, ids: Ids, **arguments: Any) -> torch.Tensor:
+    def own_pass(self, ids: Ids, **arguments: Any) -> Tensor:
         """Return the outputs of transformers' forward pass of a sequence, without a cache."""
         arguments |= {"input_ids": self.tensor(ids), "use_cache": False}
         # OPT would sum a mask of floats, for which GPUs have no deterministic kernel.
@@ -295,15 +289,13 @@ class _ModelCheck:
         """
         try:
             yield
-        except InputError:
-            raise
         except Exception as error:
-            if is_out_of_memory(error) or missing_kernel(error):
+            if isinstance(error, InputError) or is_out_of_memory(error) or missing_kernel(error):
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(f"{self.name}: {action} fails: {reason}: use another model") from error
 
-    def tensor(self, ids: Ids) -> torch.Tensor:
+    def tensor(self, ids: Ids) -> Tensor:
         """Return token ids as a batch of one sequence."""
         return torch.as_tensor(np.asarray(ids, np.int64), device=self.device)[None]
 
@@ -316,7 +308,7 @@ def sequences(rows: Examples) -> list[list[int]]:
     ]
 
 
-def largest_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def largest_difference(outputs: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest mean absolute difference of the tokens of a sequence; infinity for NaN.
 
     A mean: rounding may route a single token to other experts, and other passes differ in all.

@@ -5,18 +5,17 @@ memory.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from snakechat.modeling.lora import adapted_layers, adapter_weights, merge, save_adapter
 from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
@@ -67,29 +66,21 @@ def save_model(
 class SavedWeight(NamedTuple):
     """A weight of the saved model: the tensor of the model, or a layer whose adapter is merged."""
 
-    weight: torch.Tensor
+    weight: Tensor
     layer: "LoraLayer | None"
 
     @property
-    def sources(self) -> list[torch.Tensor]:
+    def sources(self) -> list[Tensor]:
         """The tensors of the model that the weight is computed from."""
         return [self.weight, *(adapter_weights(self.layer) if self.layer else ())]
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether training changes the weight."""
-        return any(source.requires_grad for source in self.sources)
-
-    def value(self, master: Master | None = None) -> torch.Tensor:
+    def value(self, master: Master | None = None) -> Tensor:
         """Return the weight, whose sources must be gathered."""
         if self.layer is not None:
             return merge(self.layer, master)
-        return master(self.weight) if master and self.is_float else self.weight.detach()
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it is a weight and no buffer of integers."""
-        return self.weight.is_floating_point()
+        # A buffer of integers is no weight in training.
+        is_float = self.weight.is_floating_point()
+        return master(self.weight) if master and is_float else self.weight.detach()
 
 
 def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
@@ -115,23 +106,20 @@ def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
 
 
 def write_weights(
-    model: PreTrainedModel,
-    folder: Path,
-    gather: Gather = no_gather,
-    master: Master | None = None,
+    model: PreTrainedModel, folder: Path, gather: Gather = no_gather, master: Master | None = None
 ) -> None:
     """Write the weights of the equivalent model without adapters; only the first process writes.
 
     It has the weights of one file at a time, and the others one weight. If transformers computes
     the weights in the files from several ones of the model, all processes have all of them.
     """
-    weights = saved_weights(model)
+    weights, is_first = saved_weights(model), rank() == 0
     shapes, sources = weights_in_files(model, weights, torch.float32 if master else None)
     if None in sources.values():
         with gather([source for saved in weights.values() for source in saved.sources]):
-            if rank() == 0 or master:
+            if is_first or master:
                 values = {name: saved.value(master) for name, saved in weights.items()}
-            if rank() == 0:
+            if is_first:
                 model.save_pretrained(folder, state_dict=values)
         return
     split = split_torch_state_dict_into_shards(
@@ -142,22 +130,19 @@ def write_weights(
         for name in names:
             saved = cast(SavedWeight, sources[name])
             with gather(saved.sources):
-                if rank() == 0 or master:
+                if is_first or master:
                     value = saved.value(master)
-                if rank() == 0:
+                if is_first:
                     values[name] = value.cpu().contiguous()
-        if rank() == 0:
+        if is_first:
             # Weights may be mapped from the file that this one replaces.
             unfinished = folder / f"{file}.unfinished"
             save_file(values, unfinished, metadata={"format": "pt"})
             unfinished.rename(folder / file)
-    if split.is_sharded and rank() == 0:
-        total = sum(weight.numel() for weight in shapes.values())
-        metadata = {"total_parameters": total, **split.metadata}
-        write_json(
-            folder / SAFE_WEIGHTS_INDEX_NAME,
-            {"metadata": metadata, "weight_map": split.tensor_to_filename},
-        )
+    if split.is_sharded and is_first:
+        metadata = {"total_parameters": sum(map(Tensor.numel, shapes.values())), **split.metadata}
+        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -167,21 +152,18 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def weights_in_files(
     model: PreTrainedModel, weights: Mapping[str, SavedWeight], dtype: torch.dtype | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, SavedWeight | None]]:
+) -> tuple[dict[str, Tensor], dict[str, SavedWeight | None]]:
     """Return the weights in the files of a model by their names there.
 
-    Args:
-        weights: saved_weights of the model.
-        dtype: The dtype in the files; defaults to each weight's own.
+    They are their shapes, as tensors without memory; and the weight of the model that each one is,
+    or None for one that transformers computes from several.
 
-    Returns:
-        Their shapes, as tensors without memory; and the weight of the model that each one is, or
-        None for one that transformers computes from several.
+    weights: saved_weights of the model. dtype: In the files; defaults to each weight's own.
     """
     shapes = {
         name: torch.empty(
             whole_shape(saved.weight),
-            dtype=dtype if dtype and saved.is_float else saved.weight.dtype,
+            dtype=dtype if dtype and saved.weight.is_floating_point() else saved.weight.dtype,
             device="meta",
         )
         for name, saved in weights.items()
@@ -189,24 +171,3 @@ def weights_in_files(
     sources = {id(shape): weights[name] for name, shape in shapes.items()}
     in_files = revert_weight_conversion(model, shapes)
     return in_files, {name: sources.get(id(shape)) for name, shape in in_files.items()}
-
-
-def weight_files(folder: Path) -> Mapping[str, Path]:
-    """Return the safetensors file of each weight of a folder."""
-    index, single = folder / SAFE_WEIGHTS_INDEX_NAME, folder / SAFE_WEIGHTS_NAME
-    if index.exists():
-        names = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in names.items()}
-    with safe_open(single, "pt") as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def count_stored_weights(folder: Path) -> int:
-    """Return the number of weights in the safetensors files of a folder."""
-    count = 0
-    # To open a file reads the names of all its weights, of which experts have thousands.
-    for path in set(weight_files(folder).values()):
-        with safe_open(path, "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-            count += sum(map(math.prod, shapes))
-    return count

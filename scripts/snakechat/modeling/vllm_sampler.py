@@ -43,6 +43,7 @@ class VllmSampler(Sampler):
     """Samples from vLLM's copy of the trained model."""
 
     has_copy = True
+    llm: Any
 
     def __init__(
         self, settings: Any, stop_ids: Sequence[int], folder: Path, num_ranks: int
@@ -65,15 +66,9 @@ class VllmSampler(Sampler):
                 f"generation_backend: vllm, but vllm cannot be imported ({error}): install it"
                 " (docs/en/gpu.md), or set generation_backend: hf"
             ) from None
-        super().__init__(
-            stop_ids,
-            settings.max_response_length,
-            settings.temperature,
-            settings.num_generations,
-        )
-        self.vllm = vllm
-        self.llm: Any = None
-        self.is_asleep = False
+        limit, count = settings.max_response_length, settings.num_generations
+        super().__init__(stop_ids, limit, settings.temperature, count)
+        self.vllm, self.llm, self.is_asleep = vllm, None, False
         self.settings, self.folder, self.num_ranks = settings, folder, num_ranks
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
@@ -81,6 +76,7 @@ class VllmSampler(Sampler):
 
         The first call starts vLLM, in all processes at once.
         """
+        super().update(model)
         if self.llm is None:
             self.llm = self._start(model.device.type == "cuda")
         if self.is_asleep:
@@ -173,17 +169,13 @@ class VllmSampler(Sampler):
         outputs = self.llm.generate(requests, params, use_tqdm=False)
         generations = list(zip(*(output.outputs for output in outputs), strict=True))
         ids = [[list(response.token_ids) for response in responses] for responses in generations]
-        logprobs = [
-            [
-                [
-                    table[token].logprob
-                    for token, table in zip(response.token_ids, response.logprobs, strict=True)
-                ]
-                for response in responses
-            ]
-            for responses in generations
-        ]
-        return ids, logprobs
+        return ids, [[sampled_logprobs(response) for response in row] for row in generations]
+
+
+def sampled_logprobs(response: Any) -> list[float]:
+    """Return the log-probability of each token of a response of vLLM."""
+    pairs = zip(response.token_ids, response.logprobs, strict=True)
+    return [table[token].logprob for token, table in pairs]
 
 
 def merged_weights(
@@ -195,12 +187,12 @@ def merged_weights(
     Each weight is valid until the next one. The model does not change.
     """
     weights = saved_weights(model)
-    tied = {
+    weights |= {
         name: weights[source]
         for name, source in model.all_tied_weights_keys.items()
         if name not in weights
     }
-    for name, saved in (weights | tied).items():
+    for name, saved in weights.items():
         with gather(saved.sources):
             yield name, saved.value()
 

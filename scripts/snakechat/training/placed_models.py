@@ -19,7 +19,7 @@ from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, Wrapper
-from snakechat.modeling.generation import HfSampler, Sampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations
@@ -37,7 +37,13 @@ P = TypeVar("P", Policy, Scorer)
 
 
 def init_process_group(placement: Placement) -> torch.device:
-    """Join the process group until the program ends; return the device of this process."""
+    """Join the process group of the job and return the device that this process trains on.
+
+    The group is left when the program ends.
+
+    Raises:
+        InputError: The number of processes or GPUs differs from the one in the placement.
+    """
     nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
     started, expected = world_size(), placement.num_processes
     if started != expected:
@@ -77,7 +83,10 @@ def leave_process_group() -> None:
 
 
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
-    """Return the device of this process, which joins the process group if the job has one."""
+    """Return the device of this process, which joins the process group if the job has one.
+
+    dtype: Data type of the models.
+    """
     if world_size() == 1 and not placement.evaluates_partitioned(dtype):
         return choose_device(placement)
     return init_process_group(placement)
@@ -92,7 +101,13 @@ def load_model(
     longest: int,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model that has positions for the longest sequence, in tokens."""
+    """Load a model that has positions for the longest sequence, given by its number of tokens.
+
+    Args:
+        wrapper: Policy for a language model, Scorer for a reward model or critic.
+        deferred: As for load_causal.
+        new_head: As for load_scorer.
+    """
     if wrapper is Policy:
         model = load_causal(folder, dtype, tokenizer, deferred)
     else:
@@ -108,7 +123,18 @@ def make_engine(
     num_steps: int,
     placement: Placement,
 ) -> Engine[M]:
-    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed."""
+    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
+
+    Args:
+        module: The module, on any device; its weights may be deferred at ZeRO 3.
+        settings: Settings of the recipe.
+        learning_rate: Peak learning rate of all weights without a rate of their own.
+        num_steps: Number of optimizer steps, for the learning rate schedule.
+        placement: zero_stage, offload and activation_checkpointing.
+
+    Raises:
+        InputError: The device cannot train in the dtype of the recipe.
+    """
     if placement.activation_checkpointing:
         checkpoint_activations(module.model)
     # The models have no dropout: the mode only decides whether activations are checkpointed.
@@ -163,11 +189,18 @@ def load_frozen(
 def make_sampler(
     settings: Any, stop_ids: Sequence[int], folder: Path, placement: Placement
 ) -> Sampler:
-    """Create a sampler; vLLM starts from a model of the same architecture in a folder."""
+    """Create the sampler of settings.generation_backend.
+
+    Args:
+        settings: RlhfSettings or GenerationSettings.
+        stop_ids: token ids that end a response (snakechat.data.chat_templates).
+        folder: a model of the same architecture, from which vLLM starts.
+        placement: vllm_tensor_parallel_size, processes that divide the weights of a vLLM engine.
+    """
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
         return VllmSampler(settings, stop_ids, folder, placement.vllm_tensor_parallel_size)
-    return HfSampler(
+    return Sampler(
         stop_ids, settings.max_response_length, settings.temperature, settings.num_generations
     )

@@ -11,7 +11,6 @@ from snakechat.data.ragged_arrays import open_ragged
 from snakechat.estimates import job_estimate
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate, total_flops
-from snakechat.jobs.planner import Plan
 from snakechat.jobs.staleness import Jobs, with_upstream
 from support.configs import load
 from support.specs import ONE_GPU, OPT_CONFIGS
@@ -22,7 +21,6 @@ OPT_1_3B_WEIGHTS = 1_315_758_080
 # A dataset whose number of rows is unknown, and a model that is not of OPT.
 OTHERS = {"datasets": {"other": {"hub": "someone/something", "format": "plain"}}}
 OTHERS |= {"models": {"other": {"hub": "someone/model"}}}
-TRAINED, TOKENS = "output/sft/mine", "output/tokens/sft/mine"
 
 
 @pytest.fixture(autouse=True)
@@ -36,31 +34,28 @@ def fresh_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(job_estimate, "hub_config", config_of)
 
 
-def plan_of(rule, stage, recipe, **placement):
-    """Return the plan of a job of a recipe. Jobs have one GPU, with changes."""
+def planned(rule, stage, recipe, **placement):
+    """Return a job of a recipe. It and the jobs upstream have one GPU, with changes."""
     jobs = Jobs(load({stage: {"recipes": {"mine": recipe}}, **OTHERS}), ROOT)
-    planned = {job.path: job for job in with_upstream([jobs[rule, "mine"]])}
-    for job in planned.values():
+    for job in with_upstream([jobs[rule, "mine"]]):
         job.placement = replace(ONE_GPU, **placement)
-    return Plan(planned, planned)
+    return jobs[rule, "mine"]
 
 
-def plan_sft(placement=(), **recipe):
-    """Return the plan of SFT, of OPT-1.3B by default."""
+def planned_sft(placement=(), **recipe):
+    """Return a job of SFT, of OPT-1.3B by default."""
     recipe = {"datasets": ["rm-static"], "global_batch_size": 8, **recipe}
-    return plan_of("train_sft", "sft", recipe, **dict(placement))
+    return planned("train_sft", "sft", recipe, **dict(placement))
 
 
 def estimate_sft(gpu="a100-80g", **options):
-    return JobEstimate(TRAINED, plan_sft(**options), GPUS[gpu])
+    return JobEstimate(planned_sft(**options), GPUS[gpu])
 
 
 def estimate(rule, stage, recipe, **placement):
     """Return the estimate of a job that samples, on an H100."""
     recipe = {"datasets": ["other"], "max_prompt_length": 100, **recipe}
-    plan = plan_of(rule, stage, recipe, **placement)
-    # The job follows those that it reads.
-    return JobEstimate([*plan.jobs][-1], plan, GPUS["h100"])
+    return JobEstimate(planned(rule, stage, recipe, **placement), GPUS["h100"])
 
 
 # --- memory -----------------------------------------------------------------------------------
@@ -120,18 +115,19 @@ def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
 
 
 def test_existing_tokens_are_counted(tmp_path):
-    plan, tokens = plan_sft(), tmp_path / TOKENS
+    job, tokens = planned_sft(), tmp_path / "output/tokens/sft/mine"
     tokens.mkdir(parents=True)
     for field, lengths in (("prompt", (10, 30)), ("chosen", (20, 60))):
         with open_ragged(tokens, f"train.{field}", 300) as write_rows:
             write_rows([[1] * length for length in lengths])
-    job = JobEstimate(TRAINED, plan._replace(stale={TRAINED: None}), GPUS["h100"])
-    assert total_flops(job.workload) == pytest.approx(
+    estimated = JobEstimate(job, GPUS["h100"])
+    assert total_flops(estimated.workload) == pytest.approx(
         120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60)
     )
-    largest = job.workload.largest
+    largest = estimated.workload.largest
     assert (largest.length, largest.sequences) == (90, 8192 // 90)
-    assert job.notes == []
-    assert JobEstimate(TRAINED, plan, GPUS["h100"]).notes == [
+    assert estimated.notes == []
+    job.inputs["tokens"].existed = True
+    assert JobEstimate(job, GPUS["h100"]).notes == [
         "assumed: rows are as long as in the stale result of tokenize_sft mine"
     ]

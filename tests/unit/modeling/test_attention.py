@@ -17,7 +17,7 @@ from snakechat.modeling import acceleration, attention, forward
 from snakechat.modeling.acceleration import Acceleration, choose_device, compile_layers
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations
@@ -161,7 +161,7 @@ def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy, c
     assert 1 <= counter.frame_count <= 4
     # Passes with a cache are not compiled.
     counter.clear()
-    sample_responses(policy.model.eval(), PROMPTS, HfSampler([2], 5, 0))
+    sample_responses(policy.model.eval(), PROMPTS, Sampler([2], 5, 0))
     assert counter.frame_count == 0
 
 

@@ -12,7 +12,6 @@ from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
     epoch_batches,
-    global_batches,
 )
 from snakechat.workflow.errors import InputError
 
@@ -106,17 +105,18 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
 
 
 def test_each_epoch_contains_every_row_once():
-    steps = [rows.tolist() for rows in global_batches(10, 4, 3, 1)]
-    assert [len(rows) for rows in steps] == [4, 4, 2] * 3
-    for epoch in range(3):
-        rows = chain(*steps[3 * epoch : 3 * epoch + 3])
-        assert sorted(rows) == list(range(10))
+    def steps(epochs, max_steps=None):
+        batches = epoch_batches(10, 4, epochs, 1, max_steps)
+        return [[rows.tolist() for rows in epoch] for epoch in batches]
+
+    first, second, third = steps(3)
+    for epoch in (first, second, third):
+        assert [len(rows) for rows in epoch] == [4, 4, 2]
+        assert sorted(chain(*epoch)) == list(range(10))
     # In another order, whatever the number of epochs is.
-    assert steps[:3] != steps[3:6]
-    assert steps[:3] == [rows.tolist() for rows in global_batches(10, 4, 1, 1)]
+    assert first != second and steps(1) == [first]
     # The whole epochs of a training of four steps.
-    begun = epoch_batches(10, 4, epochs=3, seed=1, max_steps=4)
-    assert [[rows.tolist() for rows in epoch] for epoch in begun] == [steps[:3], steps[3:6]]
+    assert steps(3, max_steps=4) == [first, second]
 
 
 # Tensors.

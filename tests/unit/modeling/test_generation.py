@@ -16,7 +16,7 @@ from conftest import INIT
 from snakechat.modeling import acceleration, decoding, generation
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.decoding import sample_tokens
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
@@ -55,7 +55,7 @@ def sample(
     micro_batch_tokens=MICRO_BATCH_TOKENS,
 ):
     torch.manual_seed(0)
-    sampler = HfSampler(stops, max_response_length, temperature, num_generations)
+    sampler = Sampler(stops, max_response_length, temperature, num_generations)
     choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
     with acceleration.using(choices):
         return sample_responses(model, prompts, sampler)
@@ -168,7 +168,7 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
     options = {"max_response_length": 12}
     rounds = [(PROMPTS * 4, 1), (PROMPTS[:2], 3), ([[*range(5, 30)]] * 3, 2), (PROMPTS, 4)]
     expected = [sample(ending, prompts, number, **options) for prompts, number in rounds]
-    sampler = HfSampler([EOS], 12, 1.0)
+    sampler = Sampler([EOS], 12, 1.0)
 
     def sample_again(prompts, number):
         torch.manual_seed(0)
@@ -200,7 +200,7 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
 
 
 def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monkeypatch):
-    sampler = HfSampler([EOS], 8, 1.0, 2)
+    sampler = Sampler([EOS], 8, 1.0, 2)
     # Python looks for cycles at any time, or late.
     gc.disable()
     with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):

@@ -1,5 +1,6 @@
 """Log-probabilities in chunks, compared with torch's log_softmax and its gradients."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from snakechat.modeling import acceleration, forward
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.forward import sum_of_logprobs, token_logprobs
 
 TOKENS, VOCABULARY, DIMENSIONS = 7, 11, 5
@@ -18,9 +20,12 @@ SIZES = [(3, 2), (100, 100), (100, 3)]
 @pytest.fixture(params=SIZES)
 def chunks(request, monkeypatch):
     """Set the tokens of a chunk of logits and of a chunk in fp32."""
-    for name, size in zip(("CHUNK_LOGITS", "FP32_CHUNK_LOGITS"), request.param, strict=True):
-        monkeypatch.setattr(forward, name, size * VOCABULARY)
-    return request.param
+    sizes = (size * VOCABULARY for size in request.param)
+    monkeypatch.setattr(acceleration, "_current", chunked(*sizes))
+
+
+def chunked(logits, fp32_logits=100):
+    return Acceleration(chunk_logits=logits, fp32_chunk_logits=fp32_logits)
 
 
 def layer(number=TOKENS, dtype=torch.float32, with_bias=True):
@@ -51,16 +56,17 @@ def relative_error(actual, expected):
 
 
 @pytest.fixture(params=[False, True])
-def compiled(request, monkeypatch):
+def compiled(request, chunks, monkeypatch):
     """Choose the functions that are compiled, as they are; test_attention.py compiles them."""
-    monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=request.param))
+    choices = replace(acceleration.current(), compile=request.param)
+    monkeypatch.setattr(acceleration, "_current", choices)
     monkeypatch.setattr(forward, "compiled", lambda function: function)
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, with_bias):
+def test_values_and_gradients_equal_those_of_log_softmax(temperature, with_bias):
     *layer_of, tokens = layer(with_bias=with_bias)
     # Each token has a different gradient.
     factors = torch.linspace(-1, 2, TOKENS)
@@ -83,7 +89,8 @@ def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, wi
 
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
-def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(chunks, by):
+@pytest.mark.usefixtures("chunks")
+def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(by):
     hidden, weight, bias, tokens = layer(dtype=torch.bfloat16)
     actual = by(hidden, weight, bias, tokens)
     expected, _ = reference(hidden, weight, bias, tokens)
@@ -99,7 +106,7 @@ def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(chunks, by):
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
 def test_gradients_of_a_bf16_weight_are_summed_in_fp32(by, monkeypatch):
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", VOCABULARY)
+    monkeypatch.setattr(acceleration, "_current", chunked(VOCABULARY))
     hidden, weight, bias, tokens = layer(number=1, dtype=torch.bfloat16)
     single = gradients_of(by(hidden, weight, bias, tokens).sum(), weight, bias)
     # A sum in bf16 stops growing at 256 times the summand.
@@ -119,6 +126,6 @@ def test_logits_exist_for_a_chunk_of_the_tokens(by, times, monkeypatch):
         return functional.linear(hidden, weight, bias)
 
     monkeypatch.setattr(forward, "functional", SimpleNamespace(linear=linear))
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", 3 * VOCABULARY + 1)
+    monkeypatch.setattr(acceleration, "_current", chunked(3 * VOCABULARY + 1))
     by(*layer()).sum().backward()
     assert sizes == [3, 3, 1] * times

@@ -253,7 +253,7 @@ def test_throughput_of_a_run():
     train = {"rows": 100, "tokens": TRAIN["tokens"] | {"rejected": {"sum": 600}}}
     found = throughput(trained("dpo", train=train))
     assert found["tokens_per_second"] == 16 * 11
-    assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
+    assert found["flops_per_second"] == 16 * 11 * flops.flops_per_token([(MODEL, 0, 1)], 7)
 
 
 @pytest.mark.parametrize(("in_update", "passes"), [(False, 3), (True, 2)])
