@@ -33,9 +33,8 @@ def main(job: Job[Any]) -> None:
     pairs = {
         split: Examples.read(job.inputs["tokens"], split, "chosen", "rejected") for split in SPLITS
     }
-    with load_frozen(
-        Policy, folder, settings.dtype, tokenizer, job.placement, pairs["train"]
-    ) as model:
+    arguments = settings.dtype, tokenizer, job.placement, pairs["train"]
+    with load_frozen(Policy, folder, *arguments) as model:
         for split, rows in pairs.items():
             examples = {split: rows}
             if settings.mismatched_max_length is not None:

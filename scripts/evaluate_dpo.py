@@ -31,7 +31,7 @@ def main(job: Job[Any]) -> None:
         if key == "base":
             data.compute_reference(model.module)
         else:
-            rewards, losses = data.evaluate(model.module)
+            losses, rewards = data.evaluate(model.module)
     if rank() == 0:
         rounding = reward_rounding(settings, data.lengths, DTYPE)
         write_pair_metrics(job, losses, rewards, rounding, has_reference_point(settings.loss))

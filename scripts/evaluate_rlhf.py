@@ -13,7 +13,7 @@ ones.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,7 +205,7 @@ class Evaluator:
             yield self.function_sum
         for name in model_names(references):
             reward = load_reward(self.job, name, "rlhf", "fp32", "eval")
-            with closing(reward.module):
+            with reward.module:
                 yield RewardSum([reward], {}, self.texts)
         if judges := weighted_judges(references, self.judges):
             yield RewardSum([], {}, self.texts, judges)

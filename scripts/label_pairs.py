@@ -52,13 +52,13 @@ def main(job: Job[SimpleNamespace]) -> None:
             prompts, first, second = zip(*found, strict=True)
             outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
             num_swapped += int((outcomes == 0).sum())
-            for (prompt, chosen, rejected), outcome in zip(found, outcomes, strict=True):
-                if outcome == 1:
-                    yield prompt, chosen, rejected
-                elif outcome == 0:
-                    yield prompt, rejected, chosen
-                else:
-                    yield "tie" if outcome == 0.5 else "unreadable reply"
+            for (prompt, one, other), outcome in zip(found, outcomes, strict=True):
+                labelled: dict[float, Record | str] = {
+                    1: (prompt, one, other),
+                    0: (prompt, other, one),
+                    0.5: "tie",
+                }
+                yield labelled.get(outcome, "unreadable reply")
         job.facts["swapped"][split] = num_swapped
         print(f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped")
 

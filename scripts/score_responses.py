@@ -5,7 +5,7 @@ ended, and their scores.
 """
 
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -33,12 +33,9 @@ BATCH_SIZE = 256
 def main(job: Job[GenerationSettings]) -> None:
     """Score the responses of both splits."""
     settings, folder = job.settings, job.inputs["model"]
-    judges = load_judges(job)
     device, tokenizer = start_evaluation(job.placement, settings.dtype), load_tokenizer(folder)
-    rewards = [
-        load_reward(job, key, "model", settings.dtype, "train")
-        for key in model_names(settings.reward)
-    ]
+    names, judges = model_names(settings.reward), load_judges(job)
+    rewards = [load_reward(job, key, "model", settings.dtype, "train") for key in names]
     functions = load_functions(settings.reward_functions)
     ends, generations = stop_ids(tokenizer, folder), settings.num_generations
     for split in SPLITS:
@@ -48,10 +45,9 @@ def main(job: Job[GenerationSettings]) -> None:
         scorer = RewardSum(rewards, functions, texts, weighted_judges(settings.reward, judges))
         all_scores: list[float] = []
         unreadable: Counter[str] = Counter()
-        with ExitStack() as stack:
-            if rank() == 0:
-                path = job.result / f"{split}.parquet"
-                file = stack.enter_context(pq.ParquetWriter(path, SCORED, compression="zstd"))
+        path, is_first = job.result / f"{split}.parquet", rank() == 0
+        writer = pq.ParquetWriter(path, SCORED, compression="zstd") if is_first else nullcontext()
+        with writer as file:
             for rows in in_batches(split, "prompts", len(prompts), BATCH_SIZE):
                 sampled = [
                     [responses[row * generations + number].tolist() for row in rows]
@@ -65,7 +61,7 @@ def main(job: Job[GenerationSettings]) -> None:
                 scores = scorer.score(rollouts, rows.start // BATCH_SIZE, rows)
                 all_scores += scores.sum.tolist()
                 unreadable.update(scores.unreadable)
-                if rank() == 0:
+                if file:
                     scored = scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist())
                     file.write_table(scored_table(scored))
         if rank() == 0:

@@ -37,27 +37,23 @@ def select_record(
     Responses that did not end are never selected: they would end in the middle of a sentence.
     Neither are responses without a score. Of equal scores, the first one is selected.
 
-    Args:
-        scored: The prompt with its responses.
-        select: `best` for the best response as chosen; `best_and_worst` for a pair.
-        min_score: Score that the best response must have; None for any.
-        min_margin: Difference of the scores that a pair must have; it must always be above 0.
+    select: `best` for the best response as chosen, which must have min_score; `best_and_worst` for
+    a pair, whose scores must differ by min_margin, and must not be equal.
     """
     ended = [row for row, has_ended in enumerate(scored.ended) if has_ended]
     if not ended:
         return "no response ended"
-    judged = [row for row in ended if not math.isnan(scored.scores[row])]
+    judged = {row: scored.scores[row] for row in ended if not math.isnan(scored.scores[row])}
     if not judged:
         return "no response has a score"
-    best = max(judged, key=lambda row: scored.scores[row])
-    worst = min(judged, key=lambda row: scored.scores[row])
-    if min_score is not None and scored.scores[best] < min_score:
+    best, worst = max(judged, key=judged.__getitem__), min(judged, key=judged.__getitem__)
+    if min_score is not None and judged[best] < min_score:
         return "score below min_score"
     texts = (response_content(scored.responses[row]) for row in (best, worst))
     chosen, rejected = map(render_response, texts)
     if select == "best":
         return scored.prompt, chosen, None
-    margin = scored.scores[best] - scored.scores[worst]
+    margin = judged[best] - judged[worst]
     if margin == 0:
         return "equal scores"
     if margin < min_margin:

@@ -154,11 +154,7 @@ def list_results(store: Path) -> None:
 
 
 def list_versions(target: str) -> None:
-    """Print the versions of a result, newest first: when, where, how large, what changed.
-
-    Raises:
-        InputError: There are none.
-    """
+    """Print the versions of a result, newest first: when, where, how large, what changed."""
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
     entries = sorted(examine(versions_of(path)), key=Entry.made)
     if not entries:
@@ -188,11 +184,7 @@ def list_versions(target: str) -> None:
 
 
 def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
-    """Remove results that no root's links lead to, as collect does.
-
-    Raises:
-        InputError: As paths_by_key. Or the store has results, and nothing leads to one.
-    """
+    """Remove results that no root's links lead to; raise InputError where that is unknown."""
     started = time.time() - CLOCK_DIFFERENCE
     needed = paths_by_key(store, Path("output"))
     results = stored_folders(store)
@@ -211,16 +203,13 @@ def collect(
 
     Prints and returns what was removed.
 
-    Args:
-        store: The store.
-        needed: Keys of results that stay. So do the inputs of interrupted jobs.
-        started: Unix time before these keys were found: what was linked since then stays, too.
-        max_bytes: Space that the store may use.
-        interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
+    needed: Keys of results that stay. So do the inputs of interrupted jobs.
+    started: Unix time before these keys were found: what was linked since then stays, too.
+    interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
     """
     names, keys = named_versions(Path("output")), set(needed)
-    results = examine(stored_folders(store))
     unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
+    entries = [*examine(stored_folders(store)), *unfinished]
     # A job may wait in the queue of a cluster to go on from its checkpoints.
     kept = [
         entry
@@ -231,15 +220,15 @@ def collect(
         with suppress(FileNotFoundError):
             inputs = work_path(entry.folder, "inputs").read_text().split()
             keys |= {result.rpartition("/")[2] for result in inputs}
-    removed, num_bytes = [], sum(entry.num_bytes for entry in (*results, *unfinished))
-    for entry in sorted([*results, *unfinished], key=lambda entry: (entry.used, entry.folder)):
+    removed, num_bytes = [], sum(entry.num_bytes for entry in entries)
+    for entry in sorted(entries, key=lambda entry: (entry.used, entry.folder)):
         is_needed = entry.folder.name in keys if entry.is_finished else entry in kept
         if num_bytes > max_bytes and not is_needed and _delete(entry, started):
             removed.append(entry)
             num_bytes -= entry.num_bytes
             paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
             print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
-    left = [entry for entry in results if entry not in removed]
+    left = [entry for entry in entries if entry.is_finished and entry not in removed]
     print(
         f"{len(removed):,} results removed, {total_of(removed)};"
         f" {len(left):,} left, {total_of(left)}"

@@ -8,11 +8,12 @@ with the mean reward of responses to other prompts.
 """
 
 import numpy as np
+from torch import Tensor
 
-from snakechat.algorithms.preference import StepScores
+from snakechat.algorithms.preference import pair_gradients
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.settings import DpoSettings
-from snakechat.modeling.batching import num_steps
+from snakechat.modeling.batching import MicroBatch, num_steps
 from snakechat.modeling.forward import Policy, sequence_sums
 from snakechat.training.trainer import Metrics, Training, trainer
 from snakechat.workflow.job import run
@@ -22,39 +23,29 @@ from snakechat.workflow.job import run
 def main(training: Training[DpoSettings]) -> None:
     """Load data and model, train, save."""
     settings, inputs = training.settings, training.job.inputs
-    device = training.device
-
-    # Data.
     data = PreferenceData(settings, inputs, "train")
     eval_data = PreferenceData(settings, inputs, "eval")
     steps_per_epoch = num_steps(len(data.rows), settings.global_batch_size, epochs=1)
-
-    # Model.
     engine = training.load(Policy, data.rows)
     policy = engine.module
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         data.epoch = (step - 1) // steps_per_epoch
-        scores = StepScores(rows, device)
         # Of the whole step: it does not depend on how micro-batches divide the rows.
         reference_point = data.reference_point(policy, rows)
-        for micro_batch in data.rows.micro_batches(rows, policy.supports_packing, device):
-            batch, counted = micro_batch.batch, micro_batch.counted
-            logprobs = sequence_sums(engine(batch), batch.target_lengths)
-            rewards, losses = data.losses(logprobs.view(2, -1), micro_batch.rows, reference_point)
-            engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
-            scores.add(micro_batch, losses, rewards)
-        engine.step()
-        return data.metrics(*scores.gathered(), rows)
+
+        def of_batch(micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+            logprobs = sequence_sums(engine(micro_batch.batch), micro_batch.batch.target_lengths)
+            return data.losses(logprobs.view(2, -1), micro_batch.rows, reference_point)
+
+        found = pair_gradients(engine, data.rows, rows, training.device, of_batch)
+        return data.metrics(*found, rows)
 
     def evaluate() -> dict[str, float]:
-        rewards, losses = eval_data.evaluate(policy)
-        return eval_data.metrics(losses, rewards)
+        return eval_data.metrics(*eval_data.evaluate(policy))
 
-    # Steps and result.
-    num_tokens = data.rows.num_tokens(with_prompts=True)
     shown = ["loss", "auc" if settings.loss == "kto" else "accuracy"]
-    training.train(update, evaluate, num_tokens, shown)
+    training.train(update, evaluate, data.rows.num_tokens(with_prompts=True), shown)
 
 
 if __name__ == "__main__":

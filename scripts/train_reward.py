@@ -6,18 +6,20 @@ With loss: per_token, it is the mean of this loss over the positions from the fi
 responses differ to the end of the longer one, as in DeepSpeed-Chat.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from snakechat.algorithms.preference import (
-    StepScores,
     divergent_positions,
+    pair_gradients,
     pair_metrics,
     pairwise_loss,
     per_token_loss,
 )
 from snakechat.config.settings import RewardSettings
-from snakechat.modeling.batching import Examples, TokenBatch
+from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.training.engine import Engine
 from snakechat.training.trainer import Metrics, Training, trainer
@@ -27,40 +29,28 @@ from snakechat.workflow.job import run
 @trainer
 def main(training: Training[RewardSettings]) -> None:
     """Load data and model, train, save."""
-    settings, tokens = training.settings, training.job.inputs["tokens"]
-    device = training.device
-
-    # Data.
+    loss, tokens = training.settings.loss, training.job.inputs["tokens"]
     pairs = Examples.read(tokens, "train", "chosen", "rejected")
     eval_pairs = Examples.read(tokens, "eval", "chosen", "rejected")
-
-    # Model.
     engine = training.load(Scorer, pairs)
-    scorer = engine.module
 
     def update(step: int, rows: np.ndarray) -> Metrics:
-        step_scores = StepScores(rows, device)
-        for micro_batch in pairs.micro_batches(rows, scorer.supports_packing, device):
-            losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
-            loss = micro_batch.counted / len(rows) * losses.sum()
-            engine.backward(loss, micro_batch.is_last)
-            step_scores.add(micro_batch, losses, scores)
-        engine.step()
-        return pair_metrics(*step_scores.gathered())
+        of_batch = partial(losses_and_scores, engine, loss)
+        return pair_metrics(*pair_gradients(engine, pairs, rows, training.device, of_batch))
 
     def evaluate() -> dict[str, float]:
-        scores = torch.from_numpy(response_scores(scorer, eval_pairs))
+        scores = torch.from_numpy(response_scores(engine.module, eval_pairs))
         return pair_metrics(pairwise_loss(*scores), scores)
 
-    # Steps and result.
     num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
     training.train(update, evaluate, num_tokens, shown, evaluates_first=True)
 
 
 def losses_and_scores(
-    engine: Engine[Scorer], batch: TokenBatch, loss: str
+    engine: Engine[Scorer], loss: str, micro_batch: MicroBatch
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the losses [n] of the pairs of a batch, and the scores [2, n] of their responses."""
+    batch = micro_batch.batch
     if loss == "last_token":
         scores = engine(batch, batch.last_index).view(2, -1)
         return pairwise_loss(*scores), scores

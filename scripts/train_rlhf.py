@@ -11,10 +11,7 @@ of the reference, and no scores are needed. Each rank samples and evaluates its 
 responses; every rank holds the tensors of the whole step.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,18 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snakechat.algorithms.experience import (
-    Experience,
-    RlhfState,
-    TokenEvaluation,
-    make_experience,
-)
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.policy_updates import (
+    Experience,
     Metrics,
+    RlhfState,
+    TokenEvaluation,
     evaluation_metrics,
     informative_rows,
     kl_name,
+    make_experience,
     policy_gradients,
     sample_text,
     step_metrics,
@@ -48,9 +43,9 @@ from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.ragged_arrays import Ragged, read_statistics
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
-from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, load_training_tokenizer
+from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import (
     Examples,
@@ -61,12 +56,11 @@ from snakechat.modeling.batching import (
 )
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import disable_adapters
-from snakechat.modeling.models import model_size
 from snakechat.training.checkpointing import Stateful
-from snakechat.training.engine import Ema, Engine
+from snakechat.training.engine import Ema, Engine, FrozenModel
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.placed_models import load_frozen, make_sampler
-from snakechat.training.trainer import Step, Training, load_trained, save_trained, trainer
+from snakechat.training.trainer import Step, Training, trainer
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
 
@@ -75,36 +69,20 @@ LOGGED_PROMPTS = 8
 # Metric of an evaluation that determines the best model.
 BEST_METRIC = "objective/rlhf_reward"
 
-# Returns a context with the reference model.
-Reference = Callable[[], AbstractContextManager[Policy]]
 
-
-@trainer
-def main(training: Training[RlhfSettings]) -> None:
-    """Load data and models, train, save."""
-    job, settings = training.job, training.settings
-    rlhf = RlhfTrainer(training)
-    torch.manual_seed(settings.seed)
-    number = len(rlhf.batches)
-    evaluations = Evaluations(job, number, rlhf.evaluate, rlhf.save, BEST_METRIC, True)
-    training.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
-    record_usage(job, rlhf.judges.values())
-
-
-class RlhfTrainer:
-    """The models in training, and everything else that a step changes.
+class RlhfTrainer(Training[RlhfSettings]):
+    """A training with its models, and everything else that a step changes.
 
     Attributes:
         actor, critic: Engines of the models that are trained; only PPO has a critic.
-        reference: Returns a context with the frozen model that the actor starts as or, with
-            `distill`, with the teacher.
+        reference: The frozen model that the actor starts as or, with `distill`, the teacher; None
+            if it is the actor without its adapters.
         components: All state that a step changes, for checkpoints.
     """
 
-    def __init__(self, training: Training[RlhfSettings]) -> None:
-        job, settings = training.job, training.settings
-        self.job, self.settings, self.timer = job, settings, training.timer
-        self.device, tokens = training.device, job.inputs["tokens"]
+    def prepare(self) -> None:
+        """Load data and models."""
+        job, settings, tokens = self.job, self.settings, self.job.inputs["tokens"]
         # Prompts of an update.
         self.minibatch = settings.global_batch_size // settings.num_generations
         # Of a whole step, for its throughput.
@@ -114,8 +92,6 @@ class RlhfTrainer:
         functions = load_functions(settings.reward_functions)
         self.prompts = Ragged(tokens, "train.prompt")
         self.batches = training_batches(len(self.prompts), settings.rollout_batch_size, settings)
-        template = read_statistics(tokens, "train")["template"]
-        self.tokenizer = load_training_tokenizer(job.inputs["actor"], template)
         self.components: dict[str, Stateful] = {}
         self.load_models()
         sources = list(self.rewards.values()), functions
@@ -125,8 +101,8 @@ class RlhfTrainer:
             self.eval_scorer = RewardSum(*sources, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
             self.eval_rows, _ = draw_held_out_prompts(tokens, settings.eval_prompts, settings.seed)
-        ends = stop_ids(self.tokenizer, job.inputs["actor"])
-        self.sampler = make_sampler(settings, ends, job.inputs["actor"], job.placement)
+        ends = stop_ids(self.tokenizer, self.base)
+        self.sampler = make_sampler(settings, ends, self.base, job.placement)
         # Of prompts and responses.
         self.rollouts = partial(
             Rollouts,
@@ -135,23 +111,14 @@ class RlhfTrainer:
             temperature=settings.temperature,
             device=self.device,
         )
-        self.ptx: Examples | None = None
-        if "ptx" in job.inputs:
-            self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen")
+        has_text = "ptx" in job.inputs
+        self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if has_text else None
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
         if self.ema:
             self.components["ema"] = self.ema
 
     def load_models(self) -> None:
-        """Load actor, reference model, reward models and critic, and check that they fit together.
-
-        The critic starts as the first reward model that has the actor's tokenizer, or as the actor
-        with a new score head.
-
-        Raises:
-            InputError: As load_trained, load_frozen and load_reward do; or the teacher has another
-                tokenizer than the actor.
-        """
+        """Load actor, reference model, reward models and critic."""
         job, settings, placement = self.job, self.settings, self.job.placement
         longest = settings.max_prompt_length + settings.max_response_length
         sizes = settings.max_response_length, settings.num_generations
@@ -159,12 +126,9 @@ class RlhfTrainer:
         updates = [
             num_steps(len(rows), self.minibatch, settings.ppo_epochs) for rows in self.batches
         ]
-        self.actor = self.components["actor"] = load_trained(
+        self.actor = self.components["actor"] = self.load_engine(
             Policy,
-            job.inputs["actor"],
-            settings,
-            self.tokenizer,
-            placement,
+            self.base,
             examples,
             settings.actor_learning_rate,
             sum(updates[settings.critic_warmup_steps :]),
@@ -184,27 +148,22 @@ class RlhfTrainer:
         self.critic: Engine[Scorer] | None = None
         if settings.algorithm == "ppo":
             stage = placement.critic_zero_stage
-            self.critic = self.components["critic"] = load_trained(
+            self.critic = self.components["critic"] = self.load_engine(
                 Scorer,
                 job.inputs[origin or "actor"],
-                critic_settings(settings),
-                self.tokenizer,
-                placement if stage is None else replace(placement, zero_stage=stage),
                 examples,
                 settings.critic_learning_rate,
                 sum(updates),
                 longest,
+                critic_settings(settings),
+                placement if stage is None else replace(placement, zero_stage=stage),
                 new_head=origin is None,
             )
             self.critic.module.normalizer = self.state.normalize_values
-        trained = {"actor": self.actor, "critic": self.critic}
-        job.record["models"] = {
-            name: model_size(engine.module.model) for name, engine in trained.items() if engine
-        }
 
-    def load_reference(self, examples: Examples, longest: int) -> Reference:
-        """Load the frozen model that the actor starts from or, with `distill`, the teacher."""
-        settings, folder, actor = self.settings, self.job.inputs["actor"], self.actor.module
+    def load_reference(self, examples: Examples, longest: int) -> FrozenModel[Policy] | None:
+        """Load the teacher or the initial model; None if it is the actor without adapters."""
+        settings, placement, folder = self.settings, self.job.placement, self.base
         distills = settings.algorithm == "distill"
         if distills:
             # It reads the token ids of the actor.
@@ -212,26 +171,25 @@ class RlhfTrainer:
             if not is_same_tokenizer(load_tokenizer(folder), self.tokenizer):
                 raise InputError(
                     f"teacher: {folder} has another tokenizer than the actor,"
-                    f" {self.job.inputs['actor']}: expected the same one: use a teacher with the"
+                    f" {self.base}: expected the same one: use a teacher with the"
                     " tokenizer of the actor"
                 )
         elif settings.lora_rank and settings.train_base == "none":
-            # The actor without its adapters is the initial model: no second copy is needed.
-            return partial(without_adapters, actor)
+            return None
+        # The model of the actor has been compared with transformers as the actor.
         frozen = load_frozen(
             Policy,
             folder,
             settings.dtype,
             self.tokenizer,
-            self.job.placement,
-            # The model of the actor has been compared with transformers as the actor.
+            placement,
             examples if distills else None,
-            offload=self.job.placement.offload_frozen,
+            offload=placement.offload_frozen,
             longest=longest,
         )
         if not distills:
-            frozen.module.supports_packing = actor.supports_packing
-        return frozen.on_device
+            frozen.module.supports_packing = self.actor.module.supports_packing
+        return frozen
 
     def step(self, step: int, rows: np.ndarray) -> Step:
         """Train on the prompts in the given rows."""
@@ -283,10 +241,7 @@ class RlhfTrainer:
     def update(
         self, step: int, number: int, rows: np.ndarray, rollouts: Rollouts, experience: Experience
     ) -> Metrics:
-        """Update actor and critic on the responses to the given prompts; return metrics.
-
-        number: Number of the update in its step.
-        """
+        """Update actor and critic on the responses to the given prompts; return metrics."""
         settings = self.settings
         engines: dict[str, Engine[Any]] = {}
         metrics: Metrics = {}
@@ -309,10 +264,7 @@ class RlhfTrainer:
         return metrics
 
     def try_step(self) -> None:
-        """Run all models on the longest prompts and the longest responses, and update.
-
-        No reward function and no LLM judge is called.
-        """
+        """Run all models, but no function or judge, on the longest responses, and update."""
         settings = self.settings
         rows = np.argsort(-self.prompts.lengths, kind="stable")[: settings.rollout_batch_size]
         prompts = [self.prompts[row] for row in rows]
@@ -345,16 +297,17 @@ class RlhfTrainer:
     def evaluate_tokens(
         self, rollouts: Rollouts, in_update: bool = False, with_values: bool = True
     ) -> TokenEvaluation:
-        """Run actor, reference and critic on the responses.
-
-        in_update: The update evaluates the actor: its tables are 0.
-        """
+        """Run reference and critic on the responses, and the actor unless the update does."""
         if in_update:
             tables = torch.zeros(2, *rollouts.response_mask.shape, device=self.device)
         else:
             tables = rollouts.logprobs_and_entropies(self.actor.module)
-        with self.reference() as reference:
-            ref_logprobs = rollouts.logprobs(reference)
+        if self.reference:
+            with self.reference.on_device() as reference:
+                ref_logprobs = rollouts.logprobs(reference)
+        else:
+            with disable_adapters(self.actor.module.model):
+                ref_logprobs = rollouts.logprobs(self.actor.module)
         values = rollouts.values(self.critic.module) if self.critic and with_values else None
         return TokenEvaluation(tables[0], tables[1], ref_logprobs, values)
 
@@ -367,12 +320,12 @@ class RlhfTrainer:
         self.sampler.sleep()
         return self.rollouts(prompts, responses, sampler_logprobs=sampler_logprobs)
 
-    def save(self, folder: Path) -> None:
+    def save_actor(self, folder: Path) -> None:
         """Save the actor, and the average of its weights, if any, in the subfolder ema."""
-        save_trained(self.actor, self.settings, self.tokenizer, folder)
+        self.save(self.actor, folder)
         if self.ema:
             with self.ema.average_weights():
-                save_trained(self.actor, self.settings, self.tokenizer, folder / "ema")
+                self.save(self.actor, folder / "ema")
 
 
 def critic_settings(settings: RlhfSettings) -> RlhfSettings:
@@ -389,20 +342,10 @@ def critic_settings(settings: RlhfSettings) -> RlhfSettings:
     return settings.model_copy(update=changes)
 
 
-@contextlib.contextmanager
-def without_adapters(actor: Policy) -> Iterator[Policy]:
-    """Yield the actor with its adapters disabled."""
-    with disable_adapters(actor.model):
-        yield actor
-
-
 def response_lines(
     algorithm: str, rollouts: Rollouts, scores: Scores, kl: Tensor
 ) -> list[dict[str, Any]]:
-    """Return the responses to the first prompts of a step, with their scores, if any.
-
-    scores: Before normalization. kl: [B] to the reference or the teacher, in nats.
-    """
+    """Return the responses to the first prompts of a step, with scores and KL [B] in nats."""
     prompts, responses = rollouts.decode()
     name = kl_name(algorithm).removeprefix("objective/")
     return [
@@ -419,6 +362,19 @@ def response_lines(
         if row % rollouts.num_prompts < LOGGED_PROMPTS
     ]
 
+
+def train(rlhf: RlhfTrainer) -> None:
+    """Load data and models, train, save."""
+    rlhf.prepare()
+    torch.manual_seed(rlhf.settings.seed)
+    evaluations = Evaluations(
+        rlhf.job, len(rlhf.batches), rlhf.evaluate, rlhf.save_actor, best_metric=BEST_METRIC
+    )
+    rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
+    record_usage(rlhf.job, rlhf.judges.values())
+
+
+main = trainer(train, RlhfTrainer)
 
 if __name__ == "__main__":
     run(main, RlhfSettings)

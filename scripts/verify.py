@@ -57,9 +57,8 @@ def main() -> None:
         for line in problems:
             print(printable_line(line))
         num_problems += len(problems)
-    outcome = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
-    if num_problems:
-        outcome = f"{num_problems:,} problems"
+    same = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
+    outcome = f"{num_problems:,} problems" if num_problems else same
     unlimited = f", {num_unlimited:,} not hermetic" if num_unlimited else ""
     total = f"{len(results):,} results{unlimited}, {len(sizes):,} files, {sum(sizes):,} bytes"
     print(f"{total}: {outcome}")

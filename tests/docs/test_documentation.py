@@ -324,9 +324,9 @@ def test_all_files_have_the_version_of_the_changelog():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_tour_quotes_the_programs(language):
-    """Lines of code in the tour are lines of one program, in this order."""
+    """Lines of code in the tour are lines of one file, in this order."""
     text = (ROOT / "docs" / language / "tour.md").read_text()
-    programs = [path.read_text().splitlines() for path in (ROOT / "scripts").glob("train_*.py")]
+    programs = [path.read_text().splitlines() for path in (ROOT / "scripts").rglob("*.py")]
     quoted = [block for kind, block in FENCE.findall(text) if kind == "python"]
     assert len(quoted) == 2
     for block in quoted:

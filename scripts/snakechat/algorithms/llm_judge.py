@@ -6,7 +6,9 @@ shown in both orders, and a verdict that depends on the order is a tie.
 The library openai sends the requests to an OpenAI-compatible endpoint, several at a time. Its own
 retries are not used: they wait too briefly for a server that starts again, and give no reason.
 
-A reply that is stored costs no request (snakechat/algorithms/stored_replies.py).
+A reply that is stored costs no request: FOLDER/xx/DIGEST.json has a request, the reply and its
+token counts. DIGEST is computed from the request's body: model, messages and parameters, without
+address and API key. Several processes may use the folder at a time.
 
 Shapes: n pairs or responses.
 """
@@ -14,27 +16,30 @@ Shapes: n pairs or responses.
 import asyncio
 import hashlib
 import json
+import math
+import os
 import re
 import sys
 import time
+import uuid
 from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import numpy as np
 
-from snakechat.algorithms.stored_replies import Reply, Request, find_reply, store_reply
 from snakechat.config.references import JUDGES, api_key
-from snakechat.workflow.errors import InputError, ProgressLines
+from snakechat.workflow.errors import InputError, ProgressLines, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import digest
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
-from snakechat.workflow.store import replies_folder
+from snakechat.workflow.store import make_folders, replies_folder
 
 if TYPE_CHECKING:
     import openai
@@ -62,8 +67,8 @@ COUNTS = ("requests", "retries", "cache_hits", *COUNTED)
 TIMEOUT = 180
 # Seconds after which a request has failed, with all attempts, whatever the endpoint sends.
 DEADLINE = 900
-# Attempts of a request. Each wait is twice the one before, or what the endpoint asks for.
-ATTEMPTS, FIRST_WAIT, MAX_WAIT = 8, 1, 60
+# Seconds between the attempts of a request, or what the endpoint asks for, up to the last of them.
+WAITS = (1, 2, 4, 8, 16, 32, 60)
 # Requests until a reply is readable; after the last one, the unreadable reply is kept.
 READ_ATTEMPTS = 3
 # Characters of an endpoint's text that a message quotes.
@@ -74,17 +79,25 @@ MIN_KEY = 4
 # an organization, or OPENAI_CUSTOM_HEADERS.
 HEADERS = ("host", "content-type", "content-length", "accept", "accept-encoding")
 
-# Turns as the endpoint receives them: role and content.
+# The body of a request, and its turns: role and content.
+Request = dict[str, Any]
 Messages = list[dict[str, str]]
 # What a reply says.
 T = TypeVar("T")
+
+
+class Reply(NamedTuple):
+    """The text of a reply, and its token counts; 0 if the endpoint did not report them."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class LlmJudge:
     """Rates and compares responses, by the replies of a model.
 
     Args:
-        name: Name of the judge in the config.
         settings: What results depend on: model, rubric, scale, and parameters, further fields of
             each request.
         access: Where and how it is asked (snakechat/config/sections.py). Several processes of a
@@ -93,9 +106,6 @@ class LlmJudge:
 
     Attributes:
         counts: Requests, retries, cache hits, and tokens of this process.
-
-    Raises:
-        InputError: The environment variable of the API key is not set, or is not an API key.
     """
 
     def __init__(
@@ -106,9 +116,8 @@ class LlmJudge:
         self.url: str = access["url"].rstrip("/")
         self.key = api_key(name, access["key_env"])
         self.concurrency = max(access["concurrency"] // world_size(), 1)
-        limit = access["requests_per_minute"]
         # Seconds between the starts of two requests of this process.
-        self.interval: float = 60 * world_size() / limit if limit else 0.0
+        self.interval = 60 * world_size() / (access["requests_per_minute"] or math.inf)
         self.next_start = 0.0
         self.counts: Counter[str] = Counter()
 
@@ -116,9 +125,6 @@ class LlmJudge:
         """Return the rating of each response, float64 [n]; NaN where the reply is unreadable.
 
         Each process of the job sends its share of the requests; all return all ratings.
-
-        Raises:
-            InputError: The endpoint failed, or no reply is readable.
         """
         low, high = self.settings["scale"]
         instructions = RATE.format(rubric=self.settings["rubric"], low=low, high=high)
@@ -130,12 +136,8 @@ class LlmJudge:
         replies, read = self.ask(conversations, lambda reply: read_rating(reply, low, high))
         ratings = np.zeros(len(responses))
         ratings[rows] = np.array(read, dtype=np.float64)
-        if world_size() > 1:
-            import torch
-
-            ratings = all_reduce_sum(torch.from_numpy(ratings)).numpy()
-        if np.isnan(ratings).all():
-            raise self._unreadable_error(f"a number from {low:g} to {high:g}", replies)
+        ratings = _sum_over_processes(ratings)
+        self._check_readable(ratings, f"a number from {low:g} to {high:g}", replies, read)
         return ratings
 
     def compare(
@@ -147,9 +149,6 @@ class LlmJudge:
             For each pair 1 if the first response is better, 0 if the second one is, 0.5 if neither
             is or the verdict depends on the order, NaN if a reply is unreadable [n]; and messages,
             reply and verdict of each comparison [2 * n].
-
-        Raises:
-            InputError: The endpoint failed, or no pair has two readable replies.
         """
         instructions = COMPARE.format(rubric=self.settings["rubric"])
         conversations = [
@@ -164,18 +163,20 @@ class LlmJudge:
         ]
         pairs = zip(verdicts[::2], verdicts[1::2], strict=True)
         outcomes = np.array([np.nan if None in pair else OUTCOMES.get(pair, 0.5) for pair in pairs])
-        if np.isnan(outcomes).all():
-            unreadable = [r for r, v in zip(replies, verdicts, strict=True) if v is None]
-            raise self._unreadable_error("A, B or C", unreadable)
+        self._check_readable(outcomes, "A, B or C", replies, verdicts)
         return outcomes, log
 
-    def _unreadable_error(self, expected: str, replies: Sequence[str]) -> InputError:
-        """Return the error for unreadable replies. expected: What they should be."""
-        found = self._quote(replies[0]) if replies else ""
-        return InputError(
+    def _check_readable(
+        self, values: np.ndarray, expected: str, replies: Sequence[str], read: Sequence[object]
+    ) -> None:
+        """Raise InputError if all values are NaN. expected: What replies should be."""
+        if not np.isnan(values).all():
+            return
+        found = next((r for r, said in zip(replies, read, strict=True) if said is None), "")
+        raise InputError(
             f"{self.place}: of {self.settings['model']}, no reply is {expected}; the first one is"
-            f" {found!r}: use another model or rubric, or raise max_tokens; to ask this one again,"
-            f" delete {self.folder}"
+            f" {self._quote(found)!r}: use another model or rubric, or raise max_tokens; to ask"
+            f" this one again, delete {self.folder}"
         )
 
     # --- requests -------------------------------------------------------------------------------
@@ -187,28 +188,23 @@ class LlmJudge:
 
         read: Returns what a reply says; None if it is unreadable. Such a reply is requested again,
             READ_ATTEMPTS times in total.
-
-        Raises:
-            InputError: The endpoint failed.
         """
-        bodies = [
-            {**self.settings["parameters"], "model": self.settings["model"], "messages": messages}
-            for messages in conversations
-        ]
-        keys = list(map(digest, bodies))
-        found = asyncio.run(self._replies(dict(zip(keys, bodies, strict=True)), read))
-        replies = [found[key] for key in keys]
+        own: Request = {**self.settings["parameters"], "model": self.settings["model"]}
+        bodies = [own | {"messages": messages} for messages in conversations]
+        files = [self.folder / key[:2] / f"{key}.json" for key in map(digest, bodies)]
+        found = asyncio.run(self._replies(dict(zip(files, bodies, strict=True)), read))
+        replies = [found[file] for file in files]
         return replies, list(map(read, replies))
 
     async def _replies(
-        self, bodies: dict[str, Request], read: Callable[[str], object]
-    ) -> dict[str, str]:
-        """Return the stored replies to requests, or send them; by their keys."""
+        self, bodies: dict[Path, Request], read: Callable[[str], object]
+    ) -> dict[Path, str]:
+        """Return the stored replies to requests, or send them; by their files."""
         # It takes half a second, in which a job without LLM judges can start.
         import openai
 
         progress = ProgressLines(self.place, "replies", len(bodies))
-        replies: dict[str, str] = {}
+        replies: dict[Path, str] = {}
         free = asyncio.Semaphore(self.concurrency)
         own = {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
@@ -216,17 +212,17 @@ class LlmJudge:
             sent = {name: request.headers[name] for name in HEADERS if name in request.headers}
             request.headers = httpx2.Headers(sent | own)
 
-        async def ask(key: str, body: Request) -> None:
+        async def ask(file: Path, body: Request) -> None:
             async with free:
-                if reply := find_reply(self.folder, body):
+                if reply := find_reply(file):
                     self.counts["cache_hits"] += 1
                 else:
                     for _ in range(READ_ATTEMPTS):
                         sent = self._parse(await self._send(client, body))
                         if read(sent.text) is not None:
                             break
-                    reply = store_reply(self.folder, body, sent)
-            replies[key] = reply.text
+                    reply = store_reply(file, body, sent)
+            replies[file] = reply.text
             if rank() == 0:
                 progress.update(len(replies))
 
@@ -248,23 +244,18 @@ class LlmJudge:
         return replies
 
     async def _send(self, client: "openai.AsyncOpenAI", body: Request) -> str:
-        """Return the text of the endpoint's response to a request.
-
-        Raises:
-            InputError: All attempts failed.
-        """
+        """Return the text of the endpoint's response to a request, after a few attempts."""
         import openai
 
-        end: float | None = None
-        for attempt in range(ATTEMPTS):
+        end = math.inf
+        for wait in (*WAITS, None):
             # requests_per_minute may not allow another one yet.
             now = time.monotonic()
             start = max(self.next_start, now)
             self.next_start = start + self.interval
             await sleep(start - now)
             self.counts["requests"] += 1
-            wait: float = FIRST_WAIT * 2**attempt
-            end = end or time.monotonic() + DEADLINE
+            end, asked = min(end, time.monotonic() + DEADLINE), 0.0
             request = client.post("/chat/completions", body=body, cast_to=httpx2.Response)
             try:
                 # Ends the attempt whatever the endpoint does: TIMEOUT is the time between bytes.
@@ -276,28 +267,25 @@ class LlmJudge:
                 failure = f"status {error.status_code}: {error.response.text}"
                 if error.status_code not in (408, 429) and error.status_code < 500:
                     break
-                seconds = error.response.headers.get("Retry-After", "")
-                wait = max(wait, float(seconds) if seconds.isdecimal() else 0)
+                after = error.response.headers.get("Retry-After", "")
+                asked = float(after) if after.isdecimal() else 0.0
             except openai.APIConnectionError as error:
                 failure = f"{type(error.__cause__).__name__} {error.__cause__}"
-            if attempt < ATTEMPTS - 1:
-                wait = min(wait, MAX_WAIT)
+            if wait is not None:
+                seconds = min(max(wait, asked), WAITS[-1])
                 self.counts["retries"] += 1
                 line = f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
-                print(f"{printable_line(line)} {wait:g} s", file=sys.stderr)
-                await sleep(wait)
+                print(f"{printable_line(line)} {seconds:g} s", file=sys.stderr)
+                await sleep(seconds)
         raise InputError(
             f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"
             " and key"
         )
 
     def _parse(self, text: str) -> Reply:
-        """Return the reply in a response; its text is empty if the model returned none.
+        """Return the reply in a chat completion; its text is empty if the model returned none.
 
         The text is without the API key, which an endpoint may send back: replies are stored.
-
-        Raises:
-            InputError: The response is not a chat completion.
         """
         try:
             completion = json.loads(text)
@@ -329,11 +317,7 @@ class LlmJudge:
 
 
 def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
-    """Return the LLM judges of a job by name.
-
-    Raises:
-        InputError: A judge has no API key.
-    """
+    """Return the LLM judges of a job by name."""
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
     folder, access = replies_folder(Path(job.options.stores[0])), job.options.llm_judges
     return {
@@ -343,20 +327,56 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
 
 
 def record_usage(job: Job[Any], judges: Iterable[LlmJudge]) -> None:
-    """Record what judges have used in all processes of this run, in run.json.
-
-    Replies from the cache count as cache_hits only.
-    """
-    record: dict[str, dict[str, int]] = {}
+    """Record in run.json what judges have used in all processes of this run."""
     for judge in judges:
-        numbers = [judge.counts[name] for name in COUNTS]
-        if world_size() > 1:
-            import torch
+        counts = _sum_over_processes(np.array([judge.counts[name] for name in COUNTS]))
+        usage = dict(zip(COUNTS, counts.tolist(), strict=True))
+        job.record.setdefault("llm_judges", {})[judge.name] = usage
 
-            numbers = all_reduce_sum(torch.tensor(numbers)).tolist()
-        record[judge.name] = dict(zip(COUNTS, numbers, strict=True))
-    if record:
-        job.record["llm_judges"] = record
+
+def _sum_over_processes(values: np.ndarray) -> np.ndarray:
+    if world_size() == 1:
+        return values
+    import torch
+
+    return all_reduce_sum(torch.from_numpy(values)).numpy()
+
+
+# --- stored replies -------------------------------------------------------------------------------
+
+
+def find_reply(file: Path) -> Reply | None:
+    """Return the reply in a file; None if there is none, or a damaged one."""
+    try:
+        record = json.loads(file.read_text())
+        return Reply(*(record[name] for name in Reply._fields))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def store_reply(file: Path, request: Request, reply: Reply) -> Reply:
+    """Store the reply to a request; return the stored one, which may be another process's.
+
+    The first reply that is stored is the one that all processes use: another run gets the same
+    replies, even if the model would reply differently. A reply that cannot be stored is a warning:
+    another run would send its request again.
+    """
+    temporary = file.with_name(f".{uuid.uuid4().hex}")
+    try:
+        make_folders(file.parent)
+        temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
+        # Fails if there is a reply, which may be damaged, or on a file system without links.
+        with suppress(OSError):
+            os.link(temporary, file)
+        if stored := find_reply(file):
+            return stored
+        os.replace(temporary, file)
+    except OSError as error:
+        warn(f"replies are not stored in {file.parents[1]}: {error.strerror}")
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return reply
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -378,9 +398,8 @@ def messages(instructions: str, texts: Mapping[str, str]) -> Messages:
 def read_rating(reply: str, low: float, high: float) -> float | None:
     """Return the number that is the last line of a reply; None if it is none from low to high."""
     line = last_line(reply)
-    if not re.fullmatch(r"[+-]?\d+(\.\d+)?", line):
-        return None
-    return float(line) if low <= float(line) <= high else None
+    is_number = re.fullmatch(r"[+-]?\d+(\.\d+)?", line)
+    return float(line) if is_number and low <= float(line) <= high else None
 
 
 def read_verdict(reply: str) -> str | None:
@@ -392,16 +411,3 @@ def read_verdict(reply: str) -> str | None:
 def last_line(reply: str) -> str:
     """Return the last line of a reply, before which a model may have reasoned."""
     return reply.strip().rpartition("\n")[2].strip()
-
-
-def fill_missing(ratings: np.ndarray) -> np.ndarray:
-    """Return ratings [A, n] of A responses to each of n prompts without NaN.
-
-    A missing rating becomes the mean of the other responses to the prompt, or of all responses if
-    they have none either: it favours neither this response nor the others. At least one rating must
-    be there.
-    """
-    known = ~np.isnan(ratings)
-    counts, sums = known.sum(axis=0), np.where(known, ratings, 0).sum(axis=0)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), sums.sum() / counts.sum())
-    return np.where(known, ratings, means)

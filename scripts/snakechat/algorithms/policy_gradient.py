@@ -61,53 +61,26 @@ def weighted_kl_penalty(
     """Return kl_penalty times the ratio policy / old policy, which has no gradient. Any shape.
 
     The means of the penalty and of its gradient over tokens that the old policy sampled are then
-    the means over tokens of the policy, whichever number of updates lies between the two. The ratio
-    is 1 in the first update.
+    the means over tokens of the policy. The ratio is 1 in the first update.
     """
     ratios = torch.exp(logprobs.detach() - old_logprobs)
     return ratios * kl_penalty(logprobs, ref_logprobs, estimator)
 
 
-def distillation_rewards(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return log(teacher / policy) of each sampled token [B, R]; 0 outside the mask.
+def added_moments(moments: Moments, values: Tensor) -> Moments:
+    """Return the moments of a sample and further values, in float64 (Chan et al. 1979).
 
-    Lu et al. 2025, "On-Policy Distillation". Its mean over tokens that the policy sampled is
-    -KL(policy || teacher), the reverse KL of generalized knowledge distillation (Agarwal et al.
-    2024, section 3.1). As the advantage of its own token alone (discount 0), it gives the gradient
-    of the KL at each token, given the tokens before it.
+    The moments of an empty sample are (0, 0.0, 0.0). values: A tensor of any shape.
     """
-    return -kl_penalty(logprobs, teacher_logprobs, "k1") * mask
-
-
-def adapted_kl_coef(
-    kl_coef: float, kl: float, target: float, horizon: float, num_responses: int
-) -> float:
-    """Return the next kl_coef, which moves kl towards target. Both are in nats per response.
-
-    kl_coef * (1 + clip(kl / target - 1, -.2, .2) * num_responses / horizon): Ziegler et al. 2019,
-    section 2.2, where num_responses / horizon is K_beta. kl is the mean over num_responses; more
-    than horizon of them count as horizon, so that the coefficient stays positive.
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * min(num_responses / horizon, 1))
-
-
-def moments(values: Tensor) -> Moments:
-    """Return the moments of the values of a tensor of any shape, computed in float64."""
     values = values.double()
-    mean = values.mean()
-    return values.numel(), mean.item(), (values - mean).square().sum().item()
-
-
-def merged_moments(first: Moments, second: Moments) -> Moments:
-    """Return the moments of the union of two samples (Chan et al. 1979).
-
-    The moments of an empty sample are (0, 0.0, 0.0).
-    """
-    (n, first_mean, first_squares), (m, second_mean, second_squares) = first, second
-    count, distance = n + m, second_mean - first_mean
-    mean = first_mean + distance * m / count
-    return count, mean, first_squares + second_squares + distance**2 * n * m / count
+    n, mean, squares = moments
+    m, own_mean = values.numel(), values.mean().item()
+    own_squares = (values - values.mean()).square().sum().item()
+    if n == 0:
+        return m, own_mean, own_squares
+    count, distance = n + m, own_mean - mean
+    total = squares + own_squares + distance**2 * n * m / count
+    return count, mean + distance * m / count, total
 
 
 def gae(
@@ -133,9 +106,8 @@ def rloo_advantages(scores: Tensor) -> Tensor:
     """Return advantages [A, n] of scores [A, n]: score - mean score of the other responses, A > 1.
 
     REINFORCE leave-one-out (Kool et al. 2019; for language models Ahmadian et al. 2024). The
-    baseline of a response does not depend on it, so that the gradient is unbiased. Prompts whose
-    responses have equal scores have advantages of exactly 0, and so has a score of NaN, which is
-    not compared with the others.
+    baseline of a response does not depend on it, so that the gradient is unbiased. Equal scores of
+    a prompt, and NaN, which is not compared with the others, have advantages of exactly 0.
     """
     scores, judged = _relative_scores(scores)
     counts = judged.sum(dim=0)
@@ -146,8 +118,7 @@ def rloo_advantages(scores: Tensor) -> Tensor:
 def grpo_advantages(scores: Tensor, scale_by_std: bool) -> Tensor:
     """Return advantages [A, n] of scores [A, n]: score - mean score of the prompt, A > 1.
 
-    Prompts whose responses have equal scores have advantages of exactly 0, and so has a score of
-    NaN, which is not compared with the others.
+    Equal scores of a prompt, and NaN, have advantages of exactly 0.
 
     scale_by_std: divide by the standard deviation of the prompt's scores + 1e-4 (Shao et al. 2024,
     section 4.1.2). The paper does not define the standard deviation: as in TRL it is the one of a
@@ -164,10 +135,7 @@ def grpo_advantages(scores: Tensor, scale_by_std: bool) -> Tensor:
 
 
 def uniform_groups(scores: Tensor) -> Tensor:
-    """Return whether all responses to a prompt have equal scores: bool [n] of scores [A, n].
-
-    NaN equals any score.
-    """
+    """Return bool [n]: whether all responses to a prompt have equal scores [A, n], or NaN."""
     return (_relative_scores(scores)[0] == 0).all(dim=0)
 
 
@@ -180,17 +148,6 @@ def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
     judged = ~scores.isnan()
     first = scores.gather(0, judged.int().argmax(dim=0, keepdim=True))
     return (scores - first).nan_to_num(), judged
-
-
-def overlong_penalties(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
-    """Return the penalty of long responses, from 0 to 1: float of the shape of lengths.
-
-    It rises linearly over the last `buffer` tokens before max_length (Yu et al. 2025, eq. 13, with
-    the sign reversed). A buffer of 0 penalizes none.
-    """
-    if buffer == 0:
-        return torch.zeros_like(lengths, dtype=torch.float32)
-    return ((lengths - (max_length - buffer)) / buffer).clamp(0, 1)
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
@@ -208,9 +165,9 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
     """Return min(policy / sampler, cap), the weight of each token's loss. Any shape, no gradient.
 
-    Corrects for tokens that another engine sampled, whose probabilities differ slightly from the
-    trainer's. Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training"), unbiased where the cap is not reached.
+    Corrects for tokens that another engine sampled, with slightly different probabilities, by
+    truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training"), unbiased where the cap is not reached.
     """
     return torch.exp(logprobs - sampler_logprobs).clamp(max=cap)
 
@@ -218,12 +175,8 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -
 def sequence_log_ratios(log_ratios: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean log ratio of each response at each of its tokens [N] (Zheng et al. 2025).
 
-    The exponential is the importance ratio of GSPO, eq. 7: the geometric mean of the ratios of
-    the tokens.
-
-    Args:
-        log_ratios: log(policy / old policy) of the tokens of several responses [N].
-        lengths: Tokens of each response [b], with sum N.
+    Its exponential is the importance ratio of GSPO, eq. 7. log_ratios [N]: log(policy / old policy)
+    of the tokens of several responses, which have lengths [b].
     """
     # Torch would wait for the device to check the lengths.
     means = torch.segment_reduce(log_ratios, "mean", lengths=lengths, unsafe=True)
@@ -235,12 +188,8 @@ def policy_loss(
 ) -> Tensor:
     """Return the clipped surrogate loss of each token (Schulman et al. 2017, eq. 7, negated).
 
-    Any shape.
-
-    Args:
-        log_ratios: log(policy / old policy).
-        clip_range: The ratio is clipped to [1 - clip_range, 1 + clip_range_high].
-        clip_range_high: Equal to clip_range in PPO (Yu et al. 2025, eq. 10).
+    Any shape. log_ratios are log(policy / old policy). The ratio is clipped to [1 - clip_range,
+    1 + clip_range_high], which are equal in PPO (Yu et al. 2025, eq. 10).
     """
     ratio = torch.exp(log_ratios)
     clipped = torch.clamp(ratio, 1 - clip_range, 1 + clip_range_high)
@@ -257,10 +206,6 @@ def token_weights(lengths: Tensor, aggregation: str, max_length: int) -> Tensor:
       eq. 3).
     - max_length: the sum over tokens, divided by the number of responses * max_length (Dr. GRPO,
       Liu et al. 2025, which removes the bias of the other two towards long incorrect responses).
-
-    Args:
-        lengths: Tokens of each response of a minibatch [b].
-        max_length: Maximum number of tokens of a response.
     """
     if aggregation == "token_mean":
         return torch.ones(lengths.shape, device=lengths.device)
@@ -287,16 +232,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
 def ratio_statistics(
     log_ratios: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float
 ) -> dict[str, Tensor]:
-    """Return sums over tokens of statistics of the ratio.
+    """Return sums over tokens of statistics of the ratio, from inputs of any shape.
 
     - ratio
     - approxkl: the k3 estimate of the KL to the old policy (Schulman 2020).
-    - clipfrac_low: ratios below the clip range of tokens with negative advantages, and
-      clipfrac_high: ratios above it of tokens with positive advantages. policy_loss has no gradient
-      at these tokens.
+    - clipfrac_low, clipfrac_high: ratios below the clip range of tokens with negative advantages,
+      and ratios above it of tokens with positive ones. policy_loss has no gradient there.
 
-    Inputs of any shape; the sums are scalar tensors, which do not synchronize with a GPU. Before
-    the first update, each ratio is 1 and the other statistics are 0.
+    The sums are scalar tensors, which do not synchronize with a GPU.
     """
     ratio = torch.exp(log_ratios)
     low = (ratio < 1 - clip_range) & (advantages < 0)

@@ -1,8 +1,11 @@
 """Losses and metrics of preference pairs, and of responses that are labelled good or bad (KTO).
 
-Pure functions of tensors. Shapes: B pairs or rows, R tokens of the longest response. A row of
+Shapes: B pairs or rows, R tokens of the longest response. A row of
 labelled responses has a good response, a bad one or both.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +14,8 @@ from torch.nn import functional
 
 from snakechat.config.settings import PreferenceSettings, has_reference
 from snakechat.modeling.acceleration import copy_to_device
-from snakechat.modeling.batching import MicroBatch
+from snakechat.modeling.batching import Examples, MicroBatch
+from snakechat.training.engine import Engine
 from snakechat.workflow.processes import all_reduce_sum
 
 # Rounding error of the log-probability of a token, in nats: the largest difference of 80 responses
@@ -37,27 +41,13 @@ def dpo_loss(
         robust: The mean over pairs with such labels is the mean of plain DPO's loss over correct
             ones (Chowdhury et al. 2024, eq. 12).
     """
-    as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
-    flipped = pairwise_loss(rejected_rewards, chosen_rewards)
-    if robust:
-        difference = (1 - label_smoothing) * as_labeled - label_smoothing * flipped
-        return difference / (1 - 2 * label_smoothing)
-    return (1 - label_smoothing) * as_labeled + label_smoothing * flipped
-
-
-def ipo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, beta: float) -> Tensor:
-    """Return the loss of each pair [B] from implicit rewards [B] (Azar et al. 2023, eq. 17).
-
-    The squared distance of the difference of log ratios, rewards / beta, from 1 / (2 * beta).
-    """
-    return ((chosen_rewards - rejected_rewards) / beta - 1 / (2 * beta)) ** 2
+    as_labeled = (1 - label_smoothing) * pairwise_loss(chosen_rewards, rejected_rewards)
+    flipped = label_smoothing * pairwise_loss(rejected_rewards, chosen_rewards)
+    return (as_labeled - flipped) / (1 - 2 * label_smoothing) if robust else as_labeled + flipped
 
 
 def log_odds(mean_logprobs: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of p = exp(mean log-probability) (Hong et al. 2024, eq. 4).
-
-    Any shape.
-    """
+    """Return log(p / (1 - p)), any shape, of p = exp(mean logprob) (Hong et al. 2024, eq. 4)."""
     # A probability of 1 would be infinitely likelier than any other.
     mean_logprobs = mean_logprobs.clamp(max=-1e-6)
     return mean_logprobs - torch.log(-torch.expm1(mean_logprobs))
@@ -68,20 +58,14 @@ def kto_loss(
 ) -> Tensor:
     """Return the loss of each row [B], the mean over its responses (Ethayarajh et al. 2024, eq. 8).
 
-    Args:
-        rewards: Implicit rewards of good and bad responses [2, B].
-        lengths: Their tokens [2, B]; 0 for a response that a row does not have.
-        reference_point: The reward that a response is compared with, a scalar.
+    rewards [2, B] are the implicit ones of good and bad responses, which are compared with the
+    reference point, a scalar. lengths [2, B] are 0 for a response that a row does not have.
     """
     good, bad = rewards
-    losses = torch.stack(
-        [
-            settings.desirable_weight * torch.sigmoid(reference_point - good),
-            settings.undesirable_weight * torch.sigmoid(bad - reference_point),
-        ]
-    )
+    of_good = settings.desirable_weight * torch.sigmoid(reference_point - good)
+    of_bad = settings.undesirable_weight * torch.sigmoid(bad - reference_point)
     present = lengths > 0
-    return (losses * present).sum(dim=0) / present.sum(dim=0)
+    return (torch.stack([of_good, of_bad]) * present).sum(dim=0) / present.sum(dim=0)
 
 
 def kto_reference_point(rewards: Tensor) -> Tensor:
@@ -95,39 +79,32 @@ def kto_reference_point(rewards: Tensor) -> Tensor:
 def response_rewards(
     settings: PreferenceSettings, logprobs: Tensor, ref_logprobs: Tensor | None, lengths: Tensor
 ) -> Tensor:
-    """Return the implicit rewards of responses.
+    """Return the implicit rewards of responses with lengths of any shape.
 
-    With a reference model, beta * log(policy / reference) (Rafailov et al. 2023, section 4).
-
-    Args:
-        logprobs: Log-probabilities of responses, any shape.
-        ref_logprobs: Those under the reference model; None for losses without one.
-        lengths: Tokens of the responses.
+    With a reference model, beta * log(policy / reference) (Rafailov et al. 2023, section 4);
+    ref_logprobs is None for losses without one.
     """
-    means = logprobs / lengths.clamp(min=1)
+    lengths = lengths.clamp(min=1)
     if settings.loss == "orpo":
-        return log_odds(means)
+        return log_odds(logprobs / lengths)
     if not has_reference(settings.loss):
-        return settings.beta * means
+        return settings.beta * (logprobs / lengths)
     assert ref_logprobs is not None
     if settings.length_normalized:
-        return settings.beta * (means - ref_logprobs / lengths.clamp(min=1))
+        return settings.beta * (logprobs / lengths - ref_logprobs / lengths)
     return settings.beta * (logprobs - ref_logprobs)
 
 
 def reward_rounding(settings: PreferenceSettings, lengths: Tensor, dtype: str) -> Tensor:
-    """Return how far rounding moves implicit rewards, of the shape of lengths.
+    """Return how far rounding in dtype moves implicit rewards, of the shape of lengths.
 
     The errors of a response's tokens are independent of each other. Of a policy that equals its
     reference model, all rewards are errors.
-
-    Args:
-        lengths: Tokens of the responses.
-        dtype: What models compute in.
     """
-    errors = TOKEN_ROUNDING[dtype] * lengths.clamp(min=1).double().sqrt()
+    lengths = lengths.clamp(min=1)
+    errors = TOKEN_ROUNDING[dtype] * lengths.double().sqrt()
     if settings.length_normalized or not has_reference(settings.loss):
-        errors = errors / lengths.clamp(min=1)
+        errors = errors / lengths
     return settings.beta * errors
 
 
@@ -138,13 +115,10 @@ def preference_losses(
     lengths: Tensor,
     reference_point: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the implicit rewards [2, B] of responses and the losses [B] of rows.
+    """Return the losses [B] of rows and the implicit rewards [2, B] of responses.
 
-    Args:
-        logprobs: Log-probabilities of chosen and rejected responses [2, B].
-        ref_logprobs: Those under the reference model [2, B]; None for losses without one.
-        lengths: Tokens of the responses [2, B].
-        reference_point: kto_reference_point of the step, for KTO.
+    Log-probabilities and lengths are those of chosen and rejected responses [2, B]; ref_logprobs is
+    None for losses without a reference model. reference_point: That of the step, for KTO.
     """
     rewards = response_rewards(settings, logprobs, ref_logprobs, lengths)
     chosen, rejected = rewards
@@ -158,21 +132,19 @@ def preference_losses(
         # Meng et al. 2024, eq. 6.
         losses = pairwise_loss(chosen - settings.margin, rejected)
     elif settings.loss == "ipo":
-        losses = ipo_loss(chosen, rejected, settings.beta)
+        # Azar et al. 2023, eq. 17, of the difference of log ratios, rewards / beta.
+        losses = ((chosen - rejected) / settings.beta - 1 / (2 * settings.beta)) ** 2
     else:
         losses = dpo_loss(chosen, rejected, settings.label_smoothing, settings.loss == "robust")
     # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
-    return rewards, losses - settings.sft_coef * (logprobs / lengths.clamp(min=1))[0]
+    return losses - settings.sft_coef * (logprobs / lengths.clamp(min=1))[0], rewards
 
 
 def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor) -> Tensor:
-    """Return the loss of each pair [B]: the mean of pairwise_loss over the masked positions.
+    """Return the loss of each pair [B]: the mean of pairwise_loss over the mask [B, R].
 
-    Args:
-        chosen_scores: [B, R], padded with a response's last score. (This is the loss of
-            DeepSpeed-Chat, which reads the scores of padding tokens there.)
-        rejected_scores: [B, R], padded likewise.
-        mask: bool [B, R].
+    Scores [B, R] are padded with a response's last score. (This is the loss of DeepSpeed-Chat,
+    which reads the scores of padding tokens there.)
     """
     losses = pairwise_loss(chosen_scores, rejected_scores) * mask
     return losses.sum(dim=1) / mask.sum(dim=1)
@@ -181,9 +153,7 @@ def per_token_loss(chosen_scores: Tensor, rejected_scores: Tensor, mask: Tensor)
 def divergent_positions(tokens: Tensor, lengths: Tensor) -> Tensor:
     """Return the mask [B, R] from the first difference of a pair to the end of the longer response.
 
-    Args:
-        tokens: [2B, R], chosen responses first, padded with a response's last token.
-        lengths: [2B].
+    tokens [2B, R]: Chosen responses first, padded with a response's last token; lengths [2B].
     """
     chosen, rejected = tokens.chunk(2)
     first, second = lengths.chunk(2)
@@ -193,42 +163,44 @@ def divergent_positions(tokens: Tensor, lengths: Tensor) -> Tensor:
     return diverged & (columns < torch.maximum(first, second)[:, None])
 
 
-# --- metrics --------------------------------------------------------------------------------------
+# --- steps and metrics ----------------------------------------------------------------------------
 
 
-class StepScores:
-    """Losses [B] and scores [2, B] of the rows of a step, which all ranks add to.
+def pair_gradients(
+    engine: Engine[Any],
+    examples: Examples,
+    rows: np.ndarray,
+    device: torch.device,
+    evaluate: Callable[[MicroBatch], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Take an optimizer step on the given rows [B]; return their losses [B] and scores [2, B].
 
-    Args:
-        rows: Row numbers of the step [B].
+    The loss of the step is the mean of the rows' losses. All ranks get the losses and the scores of
+    all rows, on the CPU in float64.
+
+    evaluate: Returns losses and scores of the rows of a micro-batch.
     """
-
-    def __init__(self, rows: np.ndarray, device: torch.device) -> None:
-        self.places = {int(row): place for place, row in enumerate(rows)}
-        self.table = torch.zeros(3, len(rows), device=device)
-
-    def add(self, micro_batch: MicroBatch, losses: Tensor, scores: Tensor) -> None:
-        """Add the losses and scores of the rows of a micro-batch."""
+    places = {int(row): place for place, row in enumerate(rows)}
+    table = torch.zeros(3, len(rows), device=device)
+    for micro_batch in examples.micro_batches(rows, engine.module.supports_packing, device):
+        losses, scores = evaluate(micro_batch)
+        engine.backward(micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last)
         if micro_batch.counted:
-            places = torch.tensor([self.places[row] for row in micro_batch.rows])
+            columns = torch.tensor([places[row] for row in micro_batch.rows])
             values = torch.cat([losses.detach()[None], scores.detach()]).float()
-            self.table.index_copy_(1, copy_to_device(places, self.table.device), values)
-
-    def gathered(self) -> tuple[Tensor, Tensor]:
-        """Return the losses and the scores of all ranks, on the CPU in float64."""
-        table = all_reduce_sum(self.table).double().cpu()
-        return table[0], table[1:]
+            table.index_copy_(1, copy_to_device(columns, device), values)
+    engine.step()
+    table = all_reduce_sum(table).double().cpu()
+    return table[0], table[1:]
 
 
 def pair_metrics(
     losses: Tensor, scores: Tensor, rounding: Tensor | float = 0.0
 ) -> dict[str, float]:
-    """Return the metrics of pairs. A tie counts as incorrect.
+    """Return the metrics of pairs: losses [B], scores [2, B] of chosen and rejected responses.
 
-    Args:
-        losses: [B].
-        scores: [2, B], of chosen and rejected responses.
-        rounding: Rounding error of a margin, which makes a tie of a smaller one: [B] or a number.
+    A tie counts as incorrect. rounding: Error of a margin, which makes a tie of a smaller one: [B]
+    or a number.
     """
     chosen, rejected = scores
     margins = chosen - rejected
@@ -247,15 +219,11 @@ def pair_metrics(
 def labelled_metrics(
     losses: Tensor, scores: Tensor, present: Tensor, rounding: float = 0.0
 ) -> dict[str, float]:
-    """Return the metrics of labelled responses.
+    """Return the metrics of good and bad responses with losses [B] and scores [2, B].
 
     What needs good and bad responses is omitted if there are only good ones or only bad ones.
 
-    Args:
-        losses: [B].
-        scores: [2, B], of good and bad responses.
-        present: bool [2, B], which of them there are.
-        rounding: Scores that differ by no more are ties.
+    present: bool [2, B], which of them there are. Scores that differ by rounding or less are ties.
     """
     metrics = {
         "loss": losses.mean().item(),

@@ -25,9 +25,7 @@ class PreferenceData:
     """A split with the log-probabilities of its responses under the reference model.
 
     Args:
-        settings: Settings of the recipe: its loss and max_length.
         inputs: Folders of `tokens` and, unless compute_reference follows, of the `reference`.
-        split: train or eval.
 
     Attributes:
         rows: A prompt, its chosen and its rejected response each. For KTO, one may be empty.
@@ -36,7 +34,7 @@ class PreferenceData:
     """
 
     def __init__(self, settings: DpoSettings, inputs: Mapping[str, Path], split: str) -> None:
-        self.settings, self.folder = settings, inputs.get("reference")
+        self.settings = settings
         self.rows = Examples.read(inputs["tokens"], split, "chosen", "rejected")
         self.lengths = torch.from_numpy(self.rows.response_lengths)
         self.epoch = 0
@@ -44,10 +42,10 @@ class PreferenceData:
         if has_reference_point(settings.loss):
             self.mismatched = self.rows.mismatched(settings.max_length, split)
         # Log-probabilities [E, A, n] of the reference model.
-        if self.folder:
-            self.reference = torch.from_numpy(np.load(self.folder / f"{split}.npy"))
+        if folder := inputs.get("reference"):
+            self.reference = torch.from_numpy(np.load(folder / f"{split}.npy"))
             if self.mismatched is not None:
-                table = np.load(self.folder / f"{split}.mismatched.npy")
+                table = np.load(folder / f"{split}.mismatched.npy")
                 self.mismatched_reference = torch.from_numpy(table)
 
     def compute_reference(self, policy: Policy) -> None:
@@ -58,10 +56,7 @@ class PreferenceData:
             self.mismatched_reference = torch.from_numpy(logprobs)[None]
 
     def reference_point(self, policy: Policy, rows: np.ndarray) -> Tensor | None:
-        """Return the reward with which KTO compares the rewards of rows; None for other losses.
-
-        All processes compute it together.
-        """
+        """Return the reward with which KTO compares those of rows; None for other losses."""
         if self.mismatched is None or self.mismatched_reference is None:
             return None
         examples = self.mismatched.select(rows)
@@ -71,16 +66,11 @@ class PreferenceData:
         return kto_reference_point(response_rewards(self.settings, logprobs, reference, lengths))
 
     def losses(
-        self,
-        logprobs: Tensor,
-        rows: np.ndarray | list[int],
-        reference_point: Tensor | None,
+        self, logprobs: Tensor, rows: np.ndarray | list[int], reference_point: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the implicit rewards [2, B] of responses and the losses [B] of the given rows.
+        """Return the losses [B] of the given rows and the implicit rewards [2, B] of responses.
 
-        Args:
-            logprobs: Log-probabilities of chosen and rejected responses [2, B].
-            reference_point: That of the optimizer step, for KTO.
+        logprobs: Of chosen and rejected responses [2, B]. reference_point: Of the step, for KTO.
         """
         device = logprobs.device
         reference = None
@@ -92,12 +82,7 @@ class PreferenceData:
     def metrics(
         self, losses: Tensor, rewards: Tensor, rows: np.ndarray | slice = slice(None)
     ) -> dict[str, float]:
-        """Return the metrics of the given rows: of pairs, or with KTO of labelled responses.
-
-        Args:
-            losses: [B].
-            rewards: Implicit rewards [2, B].
-        """
+        """Return the metrics of rows from their losses [B] and implicit rewards [2, B]."""
         lengths = self.lengths[:, rows]
         rounding = reward_rounding(self.settings, lengths, self.settings.dtype)
         if not has_reference_point(self.settings.loss):
@@ -107,7 +92,7 @@ class PreferenceData:
         return labelled_metrics(losses, rewards, present, limit)
 
     def evaluate(self, policy: Policy) -> tuple[Tensor, Tensor]:
-        """Return the implicit rewards [2, n] and the losses [n] of all rows, in float64."""
+        """Return the losses [n] and the implicit rewards [2, n] of all rows, in float64."""
         rows = np.arange(len(self.rows))
         logprobs = torch.from_numpy(response_logprobs(policy, self.rows))
         return self.losses(logprobs, rows, self.reference_point(policy, rows))

@@ -2,11 +2,10 @@
 
 Each program defines score(prompts, responses), which takes two lists of texts without special
 tokens and returns one number for each response, or None for a response that it cannot judge. It may
-have further parameters, or **columns. It
-receives by keyword those that have the name of a column that a dataset keeps (a list with the cell
-of each response, None where its dataset has no such column), of an argument in the config, or
-
-    messages: For each response the conversation with it, a list of {"role", "content"}.
+have further parameters, or **columns. It receives by keyword those that have the name of a column
+that a dataset keeps (a list with the cell of each response, None where its dataset has no such
+column), of an argument in the config, or `messages`: for each response the conversation with it, a
+list of {"role", "content"}.
 
 A program may import modules in rewards/ and scripts/, and read data files in rewards/ whose paths
 it has as strings, relative to rewards/: "words.txt". These files are part of its code
@@ -58,9 +57,7 @@ def function_columns(
     """Return what reward functions receive besides prompts and responses.
 
     Args:
-        texts: The texts of the prompts.
-        rows: Row number of each response's prompt [n]. Responses follow one another as the prompts
-            do, once per generation, so that these may be fewer than the responses.
+        rows: Row numbers of the prompts, whose responses follow one another once per generation.
         responses: Texts without special tokens [n].
     """
     generations = len(responses) // len(rows)
@@ -136,17 +133,8 @@ def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
 
     They are not imported as others are: that could find another module of the same name, or stale
     bytecode. A module in rewards/ takes precedence over a library, but not over the standard
-    library.
-
-    Args:
-        loaded: Modules of rewards/ that have been run, by name; this one is added.
-
-    Raises:
-        Exception: What running it raises.
+    library. loaded: Modules of rewards/ that have been run, by name; this one is added.
     """
-
-    def load(other: str) -> ModuleType:
-        return loaded[other] if other in loaded else load_module(other, loaded)
 
     def import_module(
         target: str,
@@ -158,11 +146,12 @@ def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
         """Import a module as an import statement of this one does."""
         if level == 1 and not target:
             package = ModuleType("rewards")
-            vars(package).update({attribute: load(attribute) for attribute in attributes or ()})
+            for each in attributes or ():
+                setattr(package, each, loaded.get(each) or load_module(each, loaded))
             return package
         is_file = target != name and (FOLDER / f"{target}.py").is_file()
         if level == 1 or (level == 0 and is_file and target not in sys.stdlib_module_names):
-            return load(target)
+            return loaded.get(target) or load_module(target, loaded)
         return builtins.__import__(target, namespace, local_names, attributes or (), level)
 
     path = FOLDER / f"{name}.py"

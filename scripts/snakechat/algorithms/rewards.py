@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
+from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.references import (
-    JUDGES,
-    RewardReferences,
-    judge_names,
-    weighted_references,
-)
+from snakechat.config.references import JUDGES, RewardReferences, judge_names, weighted_references
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged, read_statistics
@@ -71,9 +66,6 @@ def conversation_encoder(
     """Return the encoder of our trainers: prompt, response, end of turn.
 
     A model that was trained elsewhere reads a chat as its template renders the whole of it.
-
-    Raises:
-        InputError: The tokenizer has no chat template, although the template is "chat".
     """
     is_rendered = is_foreign and resolved_template(tokenizer, template) == "chat"
     encoder = Encoder(tokenizer, template, generates=not is_rendered)
@@ -99,12 +91,7 @@ def choose_encoder(
     actor_tokenizer: PreTrainedTokenizerBase,
     actor_template: str,
 ) -> tuple[ConversationEncoder | None, bool]:
-    """Return the encoder and shares_tokenizer of a reward model that scores an actor.
-
-    Args:
-        is_foreign: Whether the model was trained elsewhere, by its own chat template.
-        template: Its prompt template.
-    """
+    """Return the encoder and shares_tokenizer of a reward model that scores an actor."""
     encode = conversation_encoder(tokenizer, template, is_foreign)
     shared = is_same_tokenizer(actor_tokenizer, tokenizer)
     if shared:
@@ -118,8 +105,7 @@ def choose_encoder(
 def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Examples:
     """Return encoded conversations as prompts whose response is the last token, which is scored.
 
-    positions: Maximum number of tokens. Longer conversations are truncated at their start. 0 does
-        not truncate.
+    positions: Maximum number of tokens, or 0. Longer ones are truncated at their start.
     """
     kept = [ids[-positions:] for ids in sequences]
     return Examples([ids[:-1] for ids in kept], [ids[-1:] for ids in kept])
@@ -138,39 +124,30 @@ def load_reward(
 
     Args:
         key: The job's input with the model: `reward` or `judge`, or one of several (input_names).
-        actor: The job's input with the model whose responses are scored.
-        split: The split of the prompts.
-        offload: As for load_frozen.
+        actor: The job's input with the model whose responses to the prompts of a split are scored.
         longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
     """
     settings, folder = job.settings, job.inputs[key]
-    weights = weighted_references(getattr(settings, key.partition(".")[0]))
-    is_foreign = job.spec["inputs"][key]["rule"] != "train_reward"
-    template, tokens = settings.reward_templates.get(key, "auto"), job.inputs["tokens"]
-    actor_template = read_statistics(tokens, split)["template"]
-    tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(job.inputs[actor])
+    tokens, template = job.inputs["tokens"], settings.reward_templates.get(key, "auto")
+    tokenizer = load_tokenizer(folder)
     encoder, shared = choose_encoder(
-        tokenizer, is_foreign, template, actor_tokenizer, actor_template
+        tokenizer,
+        job.spec["inputs"][key]["rule"] != "train_reward",
+        template,
+        load_tokenizer(job.inputs[actor]),
+        read_statistics(tokens, split)["template"],
     )
     prompts = Ragged(tokens, f"{split}.prompt")
     if encoder is None:
-        generations = settings.num_generations
-        examples = prompt_examples(prompts, settings.max_response_length, generations)
+        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
     else:
         turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
         examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
         longest = 0
-    module = load_frozen(
-        Scorer,
-        folder,
-        dtype,
-        tokenizer,
-        job.placement,
-        examples,
-        offload=offload,
-        longest=longest,
-    )
-    return RewardModel(key, module, weights[key], encoder, shared)
+    arguments = dtype, tokenizer, job.placement, examples
+    module = load_frozen(Scorer, folder, *arguments, offload=offload, longest=longest)
+    weight = weighted_references(getattr(settings, key.partition(".")[0]))[key]
+    return RewardModel(key, module, weight, encoder, shared)
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -196,9 +173,9 @@ class Scores(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Return mean and standard deviation; of several sources, also of each one.
 
-        `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
-        `rewards/NAME/missing` of responses for which a reward function returned None; means leave
-        them out. The metrics are empty if nothing scores responses, which `distill` allows.
+        `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, `missing`
+        of responses for which a function returned None, which means leave out. The metrics are
+        empty if nothing scores responses, which `distill` allows.
         """
         if not self.by_source:
             return {}
@@ -219,51 +196,49 @@ def _mean_and_std(values: Tensor, mean: str, std: str) -> dict[str, float]:
     return {mean: values.mean().item(), std: values.std(correction=0).item()} if len(values) else {}
 
 
-# Weight and LLM judge.
-WeightedJudge = tuple[float, LlmJudge]
-
-
 def weighted_judges(
     references: RewardReferences, judges: Mapping[str, LlmJudge]
-) -> list[WeightedJudge]:
+) -> list[tuple[float, LlmJudge]]:
     """Return the LLM judges that `reward` or `judge` names, with their weights."""
     weights = weighted_references(references)
     return [(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)]
 
 
-class RewardSum(NamedTuple):
-    """The weighted sum of reward models, reward functions and LLM judges.
+def fill_missing(ratings: np.ndarray) -> np.ndarray:
+    """Return ratings [A, n] of A responses to each of n prompts without NaN.
 
-    prompt_texts: For functions, judges, and reward models that read text.
+    A missing rating becomes the mean of the other responses to the prompt, or of all responses if
+    they have none either: it favours neither this response nor the others.
     """
+    known = ~np.isnan(ratings)
+    counts, sums = known.sum(axis=0), np.where(known, ratings, 0).sum(axis=0)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), sums.sum() / counts.sum())
+    return np.where(known, ratings, means)
+
+
+class RewardSum(NamedTuple):
+    """The weighted sum of reward models, reward functions and LLM judges."""
 
     rewards: Sequence[RewardModel]
     functions: WeightedFunctions
     prompt_texts: PromptTexts
-    judges: Sequence[WeightedJudge] = ()
+    judges: Sequence[tuple[float, LlmJudge]] = ()
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Scores:
-        """Return the scores of the responses.
-
-        rows: row numbers of the prompts.
-
-        Raises:
-            InputError: A score is not finite, an endpoint failed, or no reply of a judge is
-                readable.
-        """
+        """Return the scores of the responses to the prompts in rows; raise InputError for inf."""
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
         by_source: dict[str, Tensor] = {}
         unreadable: dict[str, int] = {}
         generations = len(total) // len(rows)
         for reward in self.rewards:
-            by_source[reward.name] = self._model_scores(reward, rollouts, rows)
-            total += reward.weight * by_source[reward.name]
+            scores = by_source[reward.name] = self._model_scores(reward, rollouts, rows)
+            total += reward.weight * scores
         for weight, judge in self.judges:
             name, prompts = f"{JUDGES}/{judge.name}", self.prompt_texts.prompts(rows) * generations
             ratings = judge.rate(prompts, rollouts.response_texts()).reshape(generations, -1)
             unreadable[name] = int(np.isnan(ratings).sum())
-            by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
-            total += weight * by_source[name]
+            scores = by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
+            total += weight * scores
         tables = self._function_scores(rollouts, rows)
         for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
             by_source[name] = values

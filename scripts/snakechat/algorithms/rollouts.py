@@ -9,6 +9,7 @@ complete tables.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,7 @@ def sample_on_all_ranks(
 
     They are the responses that the first rank would sample alone, up to rounding.
 
-    Args:
-        sampling: Returns a context in which the ranks may call the model different numbers of
-            times (snakechat/training/engine.py). vLLM has a copy of the model.
+    sampling: Returns a context in which the ranks may call the model different numbers of times.
 
     Returns:
         Token ids of the responses [A][n]; and the sampler's own log-probabilities of their tokens
@@ -55,25 +54,19 @@ def sample_on_all_ranks(
             responses, own_logprobs = sampler.sample(prompts, own_rows)
             # The other ranks of the sampler have the same responses.
             if rank() % sampler.num_ranks == 0:
-                _fill(ids, own_rows, responses, 1)
-                _fill(logprobs, own_rows, own_logprobs or [], 0)
+                for number, place in product(range(len(responses)), range(len(own_rows))):
+                    row, sampled = own_rows[place], responses[number][place]
+                    ids[number, row, : len(sampled)] = torch.tensor(sampled) + 1
+                    if own_logprobs:
+                        values = torch.tensor(own_logprobs[number][place])
+                        logprobs[number, row, : len(values)] = values
     shifted_ids = all_reduce_sum(ids)
     gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
     return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
 
 
-def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> None:
-    """Write values [A][columns] of tokens, plus an offset, to a table [A, n, tokens]."""
-    for number, sequences in enumerate(values):
-        for column, sequence in zip(columns, sequences, strict=True):
-            table[number, column, : len(sequence)] = torch.tensor(sequence) + offset
-
-
 def share_random_numbers() -> None:
-    """Give all ranks the state of the first one's generator of the CPU.
-
-    Reward functions, which the first rank calls alone, may have drawn numbers.
-    """
+    """Give all ranks the generator of the first one, which may have called functions."""
     if world_size() > 1:
         state = torch.get_rng_state()
         torch.set_rng_state(all_reduce_sum(state if rank() == 0 else torch.zeros_like(state)))
@@ -83,14 +76,12 @@ class Rollouts:
     """The prompts and responses of a step.
 
     Args:
-        responses: Token ids [A][n].
-        stop_ids: Token ids that end a response.
+        responses: Token ids [A][n], which may end in one of the stop_ids.
         sampler_logprobs: The sampler's log-probabilities [A, n, R or more], or None.
 
     Attributes:
-        response_ids: Token ids of each response [B].
+        response_ids: Token ids of each response [B], which have lengths [B].
         ended: bool [B], whether a response ends with a stop id.
-        lengths: Tokens of each response [B].
         response_mask: bool [B, R].
         sampler_logprobs: Table of the sampler's log-probabilities, or None.
     """
@@ -107,25 +98,17 @@ class Rollouts:
     ) -> None:
         self.examples, self.tokenizer = Examples(prompts, *responses), tokenizer
         self.response_ids: list[list[int]] = [ids for sequences in responses for ids in sequences]
+        self.num_prompts, self.num_responses = len(prompts), len(self.response_ids)
         self.temperature, self.device = temperature, device
         ended = [ids[-1] in stop_ids for ids in self.response_ids]
-        lengths = self.examples.response_lengths.flatten()
         self.ended = copy_to_device(torch.tensor(ended), device)
-        self.lengths = self._on_device(lengths)
-        columns = torch.arange(int(lengths.max()), device=device)
+        self.lengths = self.on_device(self.examples.response_lengths.flatten())
+        columns = torch.arange(int(self.examples.response_lengths.max()), device=device)
         self.response_mask = columns < self.lengths[:, None]
         self.sampler_logprobs = None
         if sampler_logprobs is not None:
             table = sampler_logprobs.flatten(end_dim=1)[:, : len(columns)]
             self.sampler_logprobs = copy_to_device(table, device)
-
-    @property
-    def num_prompts(self) -> int:
-        return len(self.examples)
-
-    @property
-    def num_responses(self) -> int:
-        return len(self.lengths)
 
     def micro_batches(
         self, rows: np.ndarray, packing: bool
@@ -137,20 +120,17 @@ class Rollouts:
         width, all_lengths = self.response_mask.shape[1], self.examples.response_lengths.flatten()
         for micro_batch in self.examples.micro_batches(rows, packing, self.device):
             # On the host: a mask would wait for the device to count its tokens.
-            responses = self._responses_to(micro_batch.rows)
+            responses = self.responses_to(micro_batch.rows)
             ranges = zip(responses * width, all_lengths[responses], strict=True)
             tokens = np.concatenate([start + np.arange(length) for start, length in ranges])
-            yield micro_batch, self._on_device(responses), self._on_device(tokens)
+            yield micro_batch, self.on_device(responses), self.on_device(tokens)
 
-    def responses_to(self, rows: np.ndarray) -> Tensor:
+    def responses_to(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
         """Return the rows of the tables [b] of the responses to the given prompts."""
-        return self._on_device(self._responses_to(rows))
+        return np.arange(self.num_responses).reshape(-1, self.num_prompts)[:, rows].flatten()
 
-    def _responses_to(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
-        starts = self.num_prompts * np.arange(len(self.examples.responses))
-        return (starts[:, None] + np.asarray(rows)).flatten()
-
-    def _on_device(self, array: np.ndarray) -> Tensor:
+    def on_device(self, array: np.ndarray) -> Tensor:
+        """Return an array as a tensor on the device of the tables."""
         return copy_to_device(torch.from_numpy(array), self.device)
 
     def num_tokens(self, rows: np.ndarray) -> int:
@@ -177,15 +157,6 @@ class Rollouts:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         texts: list[str] = self.tokenizer.batch_decode(ids, **options)
         return texts
-
-    def length_metrics(self) -> dict[str, float]:
-        """Return metrics of the lengths and of the share of responses that ended."""
-        lengths = self.lengths.float()
-        return {
-            "response/length": lengths.mean().item(),
-            "response/length_p95": lengths.quantile(0.95).item(),
-            "response/ended_by_eos": self.ended.float().mean().item(),
-        }
 
     def logprobs(self, policy: Policy) -> Tensor:
         """Return the table of log-probabilities."""

@@ -76,11 +76,9 @@ class Attributes:
     saved: tuple[str, ...]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a checkpoint."""
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         vars(self).update(state)
 
 
@@ -92,7 +90,7 @@ class Checkpointer:
 
     Attributes:
         step: The step after which the state was kept: at first of the restored checkpoint, or 0.
-        outcome: Of that step, JSON values.
+        outcome: Of that step, JSON values for a run that resumes.
         state: Of this process after that step, by COMPONENT.NAME: JSON values and tensors, of which
             the small ones are copies.
         log_bytes: Sizes of the logs then, by name.
@@ -161,13 +159,20 @@ class Checkpointer:
 
         Saves a checkpoint every options.save_steps steps. After SIGTERM (preemption on a cluster)
         or SIGINT (Ctrl-C) in any process, all processes save the same checkpoint and exit.
-
-        outcome: JSON values for a run that resumes.
         """
         self._keep_state(step, outcome)
         due = step % self.job.options.save_steps == 0
         if due and broadcast_from_first(time.monotonic() >= self.next_save):
-            self._save()
+            started = time.monotonic()
+            self.lock.begin()
+            self._save_part()
+            self.lock.end()
+            barrier()
+            for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT] if rank() == 0 else ():
+                shutil.rmtree(old)
+            seconds, record = time.monotonic() - started, self.job.record
+            self.next_save = started + seconds + seconds / MAX_SAVING_FRACTION
+            record["saving_seconds"] = round(record["saving_seconds"] + seconds, 3)
         if number := all_reduce_max(self.signal):
             if not self.signal:
                 os.kill(os.getpid(), number)
@@ -189,21 +194,6 @@ class Checkpointer:
         self.step, self.outcome, self.state = step, outcome, state
         self.log_bytes = {log.name: log.stat().st_size for log in self.job.result.glob("*.jsonl")}
         self.lock.end()
-
-    def _save(self) -> None:
-        """Save the checkpoint of all processes, which call this function together."""
-        started = time.monotonic()
-        self.lock.begin()
-        self._save_part()
-        self.lock.end()
-        barrier()
-        if rank() == 0:
-            for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
-                shutil.rmtree(old)
-        now = time.monotonic()
-        self.next_save = now + (now - started) / MAX_SAVING_FRACTION
-        saving_seconds = self.job.record["saving_seconds"] + now - started
-        self.job.record["saving_seconds"] = round(saving_seconds, 3)
 
     def _handle(self, number: int, _: object) -> None:
         """Note the first signal, in the main thread; or exit, if the other thread asks for it."""
@@ -290,10 +280,8 @@ class Checkpointer:
             state = json.loads((own / "values.json").read_text())
             state |= {path.stem: torch.from_numpy(np.load(path)) for path in own.glob("*.npy")}
             for name, component in self.components.items():
-                names = {key.removeprefix(f"{name}."): key for key in state}
-                component.load_state_dict(
-                    {own_name: state[key] for own_name, key in names.items() if own_name != key}
-                )
+                keys = [key for key in state if key.startswith(f"{name}.")]
+                component.load_state_dict({key[len(name) + 1 :]: state[key] for key in keys})
             for name, generator in random_generators().items():
                 if name in state:
                     generator.set_state(state[name])
@@ -344,10 +332,8 @@ def process_folder() -> str:
 
 def has_all_parts(checkpoint: Path) -> bool:
     """Return whether all processes have saved their parts of a checkpoint; step 0 has none."""
-    if int(checkpoint.name) == 0:
-        return True
     parts = (checkpoint / f"{part}-of-{world_size()}" for part in range(world_size()))
-    return all(part.exists() for part in parts)
+    return int(checkpoint.name) == 0 or all(part.exists() for part in parts)
 
 
 def check_num_processes(folder: Path) -> None:
@@ -362,10 +348,7 @@ def check_num_processes(folder: Path) -> None:
 
 def is_undamaged(folder: Path) -> bool:
     """Return whether a folder of a checkpoint has exactly the files that were saved."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         saved = json.loads((folder / "files.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    files = result_files(folder)
-    del files["files.json"]
-    return files == saved
+        return {k: v for k, v in result_files(folder).items() if k != "files.json"} == saved
+    return False

@@ -60,8 +60,8 @@ def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict
     bucket, reused, prefetched = BUCKET, REUSED, PREFETCHED
     if stage == 3:
         num_weights = sum(whole_shape(weight).numel() for weight in module.parameters())
-        bucket = min(bucket, math.ceil(num_weights * MAX_GATHERED))
-        reused = min(reused, math.ceil(num_weights * MAX_GATHERED))
+        gathered = math.ceil(num_weights * MAX_GATHERED)
+        bucket, reused = min(bucket, gathered), min(reused, gathered)
         prefetched = min(prefetched, math.ceil(num_weights * MAX_PREFETCHED))
     offloaded = {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}
     return {
@@ -172,7 +172,7 @@ class PartitionedModel(FrozenModel[M]):
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         return deepspeed.zero.GatheredParameters(weights)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.engine.destroy()
         # DeepSpeed keeps references to the module.
         for weight in self.module.parameters():
@@ -182,11 +182,7 @@ class PartitionedModel(FrozenModel[M]):
 
 
 class DeepSpeedEngine(Engine[M]):
-    """Training at ZeRO stages 1 to 3: the processes partition the optimizer state.
-
-    Raises:
-        InputError: The device cannot train in the dtype of the recipe.
-    """
+    """Training at ZeRO stages 1 to 3: the processes partition the optimizer state."""
 
     def __init__(
         self,
@@ -223,9 +219,8 @@ class DeepSpeedEngine(Engine[M]):
         if stage == 3:
             register_external_parameters(module)
 
-    def _prepare_weights(self, groups: list[dict[str, Any]], dtype: torch.dtype) -> None:
-        # DeepSpeed does, when it initializes the module.
-        pass
+    def _prepare_weights(self, *_: object) -> None:
+        """DeepSpeed prepares them, when it initializes the module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A direct call of the module would accumulate gradients incorrectly under ZeRO 3.
@@ -285,8 +280,7 @@ class DeepSpeedEngine(Engine[M]):
             self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        partitioned = self.stage == 3
-        return deepspeed.zero.GatheredParameters(weights, enabled=partitioned)
+        return deepspeed.zero.GatheredParameters(weights, enabled=self.stage == 3)
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
         exact = safe_get_full_fp32_param(weight)

@@ -64,13 +64,11 @@ class StateLock:
         self.lock, self.is_changing = threading.Lock(), False
 
     def begin(self) -> None:
-        """Hold the lock until `end`."""
         if not self.is_changing:
             self.lock.acquire()
             self.is_changing = True
 
     def end(self) -> None:
-        """Release the lock that `begin` holds, if it was called."""
         if self.is_changing:
             self.is_changing = False
             self.lock.release()
@@ -84,11 +82,6 @@ class Engine(Generic[M]):
     are one flat tensor each. Gradients accumulate in fp32 in every dtype: 16 bits would lose small
     micro-batches.
 
-    Args:
-        settings: Settings of the recipe.
-        learning_rate: Peak learning rate of all weights without a rate of their own.
-        num_steps: Number of optimizer steps, for the learning rate schedule.
-
     Attributes:
         state_lock: Held from an optimizer step until the state of the training is whole again.
         master_weights: The fp32 tensors that the optimizer updates in this process.
@@ -101,11 +94,7 @@ class Engine(Generic[M]):
     master_weights: Any
 
     def __init__(
-        self,
-        module: M,
-        settings: TrainingSettings,
-        learning_rate: float,
-        num_steps: int,
+        self, module: M, settings: TrainingSettings, learning_rate: float, num_steps: int
     ) -> None:
         self.module, self.state_lock = module, StateLock()
         self.grad_norm: float | None = None
@@ -199,10 +188,7 @@ class Engine(Generic[M]):
                 weights.copy_(master.detach())
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which every process has the whole of some weights.
-
-        All processes must enter it with the same weights.
-        """
+        """Return a context, of all processes, in which each has the whole of some weights."""
         return contextlib.nullcontext()
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
@@ -247,11 +233,7 @@ class Engine(Generic[M]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Raises:
-            InputError: The state was saved with another ZeRO stage.
-        """
+        """Restore a state; raise InputError if another ZeRO stage saved it."""
         if state["zero_stage"] != self.stage:
             raise InputError(
                 f"the saved state has ZeRO stage {state['zero_stage']}, this run has stage"
@@ -259,12 +241,11 @@ class Engine(Generic[M]):
                 " folder .KEY/state of the job in the store"
             )
         for index, master in enumerate(self.master_weights):
-            prefix = f"{index}."
-            for key in state:
-                if key.startswith(prefix) and key != f"{index}.weights":
-                    value = state[key].to(master.device)
-                    self.optimizer.state[master][key.removeprefix(prefix)] = value
             master.data.copy_(state[f"{index}.weights"])
+            for key in state:
+                number, _, name = key.partition(".")
+                if number == str(index) and name != "weights":
+                    self.optimizer.state[master][name] = state[key].to(master.device)
         self._load_values(state)
         self.update_weights()
 
@@ -290,17 +271,11 @@ def learning_rate_factor(step: int, settings: OptimizerSettings, num_steps: int)
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
-    """Add the gradient of a micro-batch to the step's, and free it.
-
-    gradient: [elements of the weight], fp32.
-    """
+    """Add the gradient of a micro-batch to the step's, fp32 [elements], and free it."""
     assert weight.grad is not None
     # In chunks: on a CPU, torch copies 16-bit numbers to fp32 before it adds them.
-    for total, added in zip(
-        _chunks(gradient, ACCUMULATION_CHUNK),
-        _chunks(weight.grad.flatten(), ACCUMULATION_CHUNK),
-        strict=True,
-    ):
+    pair = gradient, weight.grad.flatten()
+    for total, added in zip(*(_chunks(each, ACCUMULATION_CHUNK) for each in pair), strict=True):
         total += added
     weight.grad = None
 
@@ -344,11 +319,9 @@ class Ema:
         self.engine.update_weights()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state of a checkpoint."""
         return {str(index): average for index, average in enumerate(self.averages)}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the state of a checkpoint."""
         for index, average in enumerate(self.averages):
             average.copy_(state[str(index)])
 
@@ -360,13 +333,12 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
     """
 
     def __init__(self, module: M, device: torch.device, offload: bool) -> None:
-        self.module = module.requires_grad_(False).eval()
-        self.device = device
+        self.module, self.device = module.requires_grad_(False).eval(), device
         # The weights in CPU memory, from which they are copied to the device for each use. Pinned
         # memory is copied without a pass through other memory.
         self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not (offload and device.type == "cuda"):
-            self.module.to(device)
+            module.to(device)
             return
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.cpu().pin_memory()
@@ -389,10 +361,7 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
         """Return a context as Engine.gathered does."""
         return contextlib.nullcontext()
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Free the weights. The model cannot be used any more."""
         self.offloaded.clear()
         del self.module
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

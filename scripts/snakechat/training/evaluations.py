@@ -39,9 +39,9 @@ class Evaluations(Attributes):
         num_steps: Optimizer steps of the run, unless it stops early.
         evaluate: Returns metrics on the eval split by name.
         save: Writes the model into a folder.
-        best_metric: Name of the metric that determines the best model.
-        greater_is_better: Whether its highest value is the best, or the lowest.
         evaluates_first: Evaluate the model before training even without eval_steps.
+        best_metric: Name of the metric whose highest value is of the best model. By default, it is
+            the lowest `loss`.
 
     Attributes:
         best_step, best_value: Step and metric of the best evaluation.
@@ -56,24 +56,21 @@ class Evaluations(Attributes):
         num_steps: int,
         evaluate: Callable[[], Mapping[str, float]],
         save: Callable[[Path], None],
-        best_metric: str = "loss",
-        greater_is_better: bool = False,
         evaluates_first: bool = False,
+        best_metric: str | None = None,
     ) -> None:
         self.job, self.num_steps, self.evaluate, self.save = job, num_steps, evaluate, save
         self.settings: TrainingSettings = job.settings
         self.keeps_best = self.settings.save_strategy == "best"
-        self.best_metric, self.greater_is_better = best_metric, greater_is_better
-        self.evaluates_first = evaluates_first
+        self.evaluates_first, self.best_metric = evaluates_first, best_metric
         self.best_step, self.since_best = 0, 0
         self.best_value: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
         interval = self.settings.eval_steps
-        if step == 0 and self.evaluates_first:
-            return True
-        return interval > 0 and (step % interval == 0 or step == self.num_steps)
+        is_due = interval > 0 and (step % interval == 0 or step == self.num_steps)
+        return is_due or (step == 0 and self.evaluates_first)
 
     def after_step(self, step: int) -> dict[str, float]:
         """Keep a copy of the model and evaluate it, if they are due; return metrics as `eval_NAME`.
@@ -87,7 +84,7 @@ class Evaluations(Attributes):
             return {}
         metrics = self.evaluate()
         if step:
-            self._update(step, metrics[self.best_metric])
+            self._update(step, metrics[self.best_metric or "loss"])
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     @property
@@ -111,10 +108,8 @@ class Evaluations(Attributes):
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
-        best = self.best_value
-        is_best = math.isfinite(value)
-        if best is not None:
-            is_best = value > best if self.greater_is_better else value < best
+        sign, best = 1 if self.best_metric else -1, self.best_value
+        is_best = math.isfinite(value) if best is None else sign * value > sign * best
         # Rounding may differ between processes, which decide together.
         if not broadcast_from_first(is_best):
             return
@@ -148,12 +143,7 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
 
     Facts: saved_step, changed_weights, and unchanged_because if few weights changed: learning_rate
     (0 in all steps until the saved one) or rounding. The first process reads the files of both
-    models; the others do nothing.
-
-    Args:
-        job: The training job, whose result is saved.
-        model: The trained model.
-        base: The folder of the model that the training started from.
+    models, the result and the base that the training started from.
     """
     if rank() > 0:
         return
@@ -184,13 +174,8 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
 def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -> float | None:
     """Return which share of the trained weights of a model has another value in a saved model.
 
-    Args:
-        base: The folder that it was loaded from, in any dtype.
-        saved: The folder that it was saved in.
-        dtype: The dtype that it was loaded in.
-
-    Returns:
-        None if the folders have no trained weight with the same name and shape.
+    base is the folder that it was loaded from, in dtype. Returns None if no trained weight has the
+    same name and shape in both folders.
     """
     _, sources = weights_in_files(model, saved_weights(model))
     before, after = (get_local_safetensors_metadata(each).weight_map for each in (base, saved))

@@ -22,16 +22,13 @@ SHOWN = {
     "skipped_steps": "skipped",
     "policy/skipped_steps": "skipped",
 }
-EVALUATED = "eval_"
 
 
 class MetricsLogger(contextlib.ExitStack):
     """Writes metrics.jsonl and responses.jsonl into the result, and metrics to TensorBoard.
 
-    The lines contain no times, so that two builds give the same bytes. A resumed run appends to the
-    existing lines. Only the first process writes.
-
-    last_step: The step after which the run resumes; 0 for a new one.
+    The lines contain no times, so that two builds give the same bytes. A run that resumes after
+    last_step appends to the existing lines. Only the first process writes.
     """
 
     def __init__(self, job: Job[Any], num_steps: int, last_step: int = 0) -> None:
@@ -49,9 +46,8 @@ class MetricsLogger(contextlib.ExitStack):
         self.file.seek(0)
         for metrics in map(json.loads, self.file):
             self._add_scalars(metrics.pop("step"), metrics)
-        name = f"{job.spec['rule']} {job.spec['name']}"
+        name, self.throughput = f"{job.spec['rule']} {job.spec['name']}", list[str]()
         self.progress = ProgressLines(name, "steps", num_steps, last_step, next_line=0)
-        self.throughput = ""
         self.times = job.log_folder / "times.jsonl"
         if last_step == 0:
             self.times.unlink(missing_ok=True)
@@ -64,20 +60,16 @@ class MetricsLogger(contextlib.ExitStack):
         shown: Sequence[str] = (),
         rows: Sequence[int] = (),
     ) -> None:
-        """Log the metrics of a step.
+        """Log the metrics of a step. Raises InputError if one is not finite.
 
         Args:
-            step: Number of the step.
             metrics: By name; None stands for one that this step does not have.
             evaluation: Metrics on held-out rows as `eval_NAME`, if there are any.
             shown: Names of the metrics in lines about the progress.
             rows: Rows of the step, for the error message.
-
-        Raises:
-            InputError: A metric is not finite.
         """
-        found = {**(metrics or {}), **(evaluation or {})}
-        values = {name: value for name, value in found.items() if value is not None}
+        found = {**(metrics or {}), **(evaluation or {})}.items()
+        values = {name: value for name, value in found if value is not None}
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -90,45 +82,35 @@ class MetricsLogger(contextlib.ExitStack):
         self.file.flush()
         self._add_scalars(step, values)
         if evaluation:
-            held_out = [f"{k.removeprefix(EVALUATED)} {v:.4g}" for k, v in evaluation.items()]
+            held_out = [f"{k.removeprefix('eval_')} {v:.4g}" for k, v in evaluation.items()]
             self.progress.print(step, f"on held-out rows: {', '.join(held_out)}")
         elif self.progress.is_due(step):
-            self._print_progress(step, shown, values)
+            names = {name: name.rpartition("/")[2] for name in shown} | SHOWN
+            parts = [f"{names[name]} {values[name]:.4g}" for name in names if name in values]
+            parts += self.throughput
+            gigabytes, where = peak_memory_mb() / 1024, "memory"
+            if torch.cuda.is_available():
+                gigabytes, where = torch.cuda.max_memory_allocated() / (1 << 30), "GPU memory"
+            self.progress.print(step, *parts, f"{gigabytes:.1f} GiB of {where}")
 
-    def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append responses of a step, with any keys, to responses.jsonl."""
-        if rank() == 0 and lines:
-            with self.responses.open("a") as file:
-                file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
-
-    def log_times(self, step: int, seconds: Mapping[str, float], tokens: int) -> None:
-        """Append the times of a step to times.jsonl in the log folder.
-
-        Args:
-            step: Number of the step.
-            seconds: Seconds by name of the timed section.
-            tokens: Tokens that the step processed, for the throughput.
-        """
+    def log_step(
+        self,
+        step: int,
+        seconds: Mapping[str, float],
+        tokens: int,
+        responses: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Append the times of a step to times.jsonl in the log folder, and its responses."""
         if rank() > 0:
             return
+        if responses:
+            lines = ({"step": step, **line} for line in responses)
+            write_json_lines(self.responses, lines, "a")
         tokens_per_second = tokens / sum(seconds.values())
         values = {**seconds, "tokens": tokens, "tokens_per_second": tokens_per_second}
-        self.throughput = f"{tokens_per_second:,.0f} tokens/s"
-        with self.times.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        self.throughput = [f"{tokens_per_second:,.0f} tokens/s"]
+        write_json_lines(self.times, [{"step": step, **values}], "a")
         self._add_scalars(step, {f"times/{name}": value for name, value in values.items()})
-
-    def _print_progress(self, step: int, shown: Iterable[str], values: Mapping[str, float]) -> None:
-        """Print a line with metrics, the throughput of the last timed step and memory."""
-        names = {name: name.rpartition("/")[2] for name in shown} | SHOWN
-        details = [f"{label} {values[name]:.4g}" for name, label in names.items() if name in values]
-        if self.throughput:
-            details.append(self.throughput)
-        if torch.cuda.is_available():
-            megabytes, where = torch.cuda.max_memory_allocated() / (1 << 20), "GPU memory"
-        else:
-            megabytes, where = peak_memory_mb(), "memory"
-        self.progress.print(step, *details, f"{megabytes / 1024:.1f} GiB of {where}")
 
     def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -136,11 +118,7 @@ class MetricsLogger(contextlib.ExitStack):
 
 
 class StepTimer:
-    """Measures named sections of a step.
-
-    Attributes:
-        seconds: Seconds of each section in the last step.
-    """
+    """Measures the seconds of named sections of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -165,7 +143,7 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
-def write_json_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def write_json_lines(path: Path, lines: Iterable[Mapping[str, Any]], mode: str = "w") -> None:
     """Write a result of one JSON object on each line."""
-    with path.open("w") as file:
+    with path.open(mode) as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)

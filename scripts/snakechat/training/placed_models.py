@@ -37,13 +37,7 @@ P = TypeVar("P", Policy, Scorer)
 
 
 def init_process_group(placement: Placement) -> torch.device:
-    """Join the process group of the job and return the device that this process trains on.
-
-    The group is left when the program ends.
-
-    Raises:
-        InputError: The number of processes or GPUs differs from the one in the placement.
-    """
+    """Join the process group until the program ends; return the device of this process."""
     nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
     started, expected = world_size(), placement.num_processes
     if started != expected:
@@ -83,10 +77,7 @@ def leave_process_group() -> None:
 
 
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
-    """Return the device of this process, which joins the process group if the job has one.
-
-    dtype: Data type of the models.
-    """
+    """Return the device of this process, which joins the process group if the job has one."""
     if world_size() == 1 and not placement.evaluates_partitioned(dtype):
         return choose_device(placement)
     return init_process_group(placement)
@@ -101,13 +92,7 @@ def load_model(
     longest: int,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model that has positions for the longest sequence, given by its number of tokens.
-
-    Args:
-        wrapper: Policy for a language model, Scorer for a reward model or critic.
-        deferred: As for load_causal.
-        new_head: As for load_scorer.
-    """
+    """Load a model that has positions for the longest sequence, in tokens."""
     if wrapper is Policy:
         model = load_causal(folder, dtype, tokenizer, deferred)
     else:
@@ -123,18 +108,7 @@ def make_engine(
     num_steps: int,
     placement: Placement,
 ) -> Engine[M]:
-    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
-
-    Args:
-        module: The module, on any device; its weights may be deferred at ZeRO 3.
-        settings: Settings of the recipe.
-        learning_rate: Peak learning rate of all weights without a rate of their own.
-        num_steps: Number of optimizer steps, for the learning rate schedule.
-        placement: zero_stage, offload and activation_checkpointing.
-
-    Raises:
-        InputError: The device cannot train in the dtype of the recipe.
-    """
+    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed."""
     if placement.activation_checkpointing:
         checkpoint_activations(module.model)
     # The models have no dropout: the mode only decides whether activations are checkpointed.
@@ -189,14 +163,7 @@ def load_frozen(
 def make_sampler(
     settings: Any, stop_ids: Sequence[int], folder: Path, placement: Placement
 ) -> Sampler:
-    """Create the sampler of settings.generation_backend.
-
-    Args:
-        settings: RlhfSettings or GenerationSettings.
-        stop_ids: token ids that end a response (snakechat.data.chat_templates).
-        folder: a model of the same architecture, from which vLLM starts.
-        placement: vllm_tensor_parallel_size, processes that divide the weights of a vLLM engine.
-    """
+    """Create a sampler; vLLM starts from a model of the same architecture in a folder."""
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 

@@ -11,6 +11,7 @@ Standard library only: the launcher imports this module.
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -49,12 +50,7 @@ class Rung(NamedTuple):
 
 
 class Ladder:
-    """The rungs of a training, and the file that says which one it is on.
-
-    Args:
-        states: The folder of its checkpoints.
-        placement: As in the config, with `auto`.
-        dtype: That of the recipe.
+    """The rungs of a training, and the file among its checkpoints that says which one it is on.
 
     Attributes:
         rungs: In the order in which they are tried; one if the placement has no `auto`.
@@ -112,11 +108,9 @@ def noted_number(states: Path) -> int:
 
 def _read(file: Path) -> dict[str, Any]:
     """Return what a file says; nothing if it is missing or damaged."""
-    try:
-        values: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values
+    with suppress(OSError, ValueError):
+        return dict(json.loads(file.read_text()))
+    return {}
 
 
 def is_open(placement: Placement) -> bool:
@@ -158,18 +152,14 @@ def without_hopeless(
 ) -> list[Rung]:
     """Return the rungs on which weights, gradients and optimizer state alone fit into a GPU.
 
-    Args:
-        rungs: From the current one on. The last one always stays.
-        trained: Number of trained weights.
-        gpu_memory: Bytes of the smallest GPU.
+    rungs: From the current one on. The last one always stays. trained: Number of trained weights.
+    gpu_memory: Bytes of the smallest GPU.
     """
     if placement.offload != "none":
         return rungs
     processes = placement.nodes * placement.gpus_per_node
-    hopeful = [
-        rung for rung in rungs if trained * training_bytes(rung.zero_stage, processes) <= gpu_memory
-    ]
-    return hopeful or rungs[-1:]
+    limit = gpu_memory / max(trained, 1)
+    return [r for r in rungs if training_bytes(r.zero_stage, processes) <= limit] or rungs[-1:]
 
 
 def training_bytes(stage: int, processes: int, dtype: str = "fp32") -> float:
@@ -196,14 +186,9 @@ def samples_whole(weight_bytes: float, gpu_memory: float) -> bool:
 
 
 def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
-    """Return the rung on which a result was made that this build makes again.
-
-    target: Path of the result, which starts with output/.
-    """
+    """Return the rung on which a result (output/...) was made that this build makes again."""
     folder = os.environ.get(REPRODUCED)
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
-    if record is None:
-        return None
-    placement = Placement(**record["placement"])
+    placement = Placement(**record["placement"]) if record else SERIAL
     made = Rung(*(getattr(placement, key) for key in Rung._fields))
-    return made if made in rungs else None
+    return made if record and made in rungs else None

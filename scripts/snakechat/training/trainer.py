@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
@@ -17,40 +17,29 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 from huggingface_hub import get_local_safetensors_metadata
-from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
-from snakechat.modeling.batching import Examples, training_batches
+from snakechat.modeling.batching import Examples, MicroBatch, training_batches
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import model_size
 from snakechat.modeling.saving import save_model
-from snakechat.training.checkpointing import (
-    Checkpointer,
-    Stateful,
-    checkpoints,
-    saved_values,
-)
+from snakechat.training.checkpointing import Checkpointer, Stateful, checkpoints, saved_values
 from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.placed_models import init_process_group, load_model, make_engine
-from snakechat.training.rungs import (
-    Ladder,
-    goes_down,
-    is_open,
-    reproduced_rung,
-    without_hopeless,
-)
+from snakechat.training.rungs import Ladder, goes_down, is_open, reproduced_rung, without_hopeless
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
 from snakechat.workflow.processes import (
     Placement,
     all_reduce_max,
+    all_reduce_sum,
     barrier,
     broadcast_from_first,
     rank,
@@ -67,14 +56,15 @@ Metrics = Mapping[str, float | None]
 COMPILED_WEIGHTS, COMPILED_SECONDS, COMPILED_AFTER = MAX_FP32_WEIGHTS, 600, 2
 
 
-def trainer(main: Callable[["Training[S]"], None]) -> Callable[[Job[S]], None]:
-    """Make a program of a function that trains."""
+def trainer(
+    train: Callable[[Any], None], kind: type[Any] | None = None
+) -> Callable[[Job[Any]], None]:
+    """Return the program that trains by a function of a Training, or of another kind of it."""
 
-    @functools.wraps(main)
-    def train(job: Job[S]) -> None:
-        training = Training(job)
+    def main(job: Job[Any]) -> None:
+        training: Any = (kind or Training)(job)
         try:
-            main(training)
+            train(training)
         except Exception as error:
             if not is_out_of_memory(error) or not training.goes_down():
                 raise
@@ -82,7 +72,7 @@ def trainer(main: Callable[["Training[S]"], None]) -> Callable[[Job[S]], None]:
             # Other processes may wait in a collective operation: the launcher ends them.
             os._exit(1)
 
-    return train
+    return main
 
 
 class Step(NamedTuple):
@@ -104,7 +94,7 @@ class Training(Generic[S]):
 
     Attributes:
         base: Folder of the model that is trained.
-        device: The device of this process.
+        tokenizer: That of the tokens, which the results have too.
         timer: Times the sections of a step.
     """
 
@@ -117,6 +107,8 @@ class Training(Generic[S]):
         if is_open(self.given):
             self._choose_rung()
         torch.manual_seed(job.settings.seed)
+        template = read_statistics(job.inputs["tokens"], "train")["template"]
+        self.tokenizer = load_training_tokenizer(self.base, template)
 
     # --- placement ------------------------------------------------------------------------------
 
@@ -125,9 +117,10 @@ class Training(Generic[S]):
         job, ladder = self.job, self.ladder
         rungs = ladder.rungs[ladder.rungs.index(ladder.rung) :]
         if self._is_untried:
-            settings, weights = self.settings, 0
+            settings = self.settings
             # With adapters, few weights are trained.
             adapts = settings.lora_rank and settings.train_base == "none"
+            weights = 0
             if not adapts and not settings.train_only:
                 weights = sum(get_local_safetensors_metadata(self.base).parameter_count.values())
             memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
@@ -151,12 +144,8 @@ class Training(Generic[S]):
         """Whether the rung has to be tried."""
         return goes_down(self.given) and self.ladder.state != "tried"
 
-    def _try(self, engines: Sequence[Engine[Any]], step: Callable[[], object]) -> None:
-        """Take a step that changes nothing.
-
-        Raises:
-            OutOfMemoryError: A process has too little memory.
-        """
+    def _try(self, engines: Iterable[Engine[Any]], step: Callable[[], object]) -> None:
+        """Take a step that changes nothing, or that runs out of memory."""
         self._note("trying")
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices), contextlib.ExitStack() as trials:
@@ -182,35 +171,46 @@ class Training(Generic[S]):
         print(f"out of memory with {failed}: starting again with {self.ladder.rung}", flush=True)
         return True
 
-    # --- one model ------------------------------------------------------------------------------
+    # --- models ---------------------------------------------------------------------------------
+
+    def load_engine(
+        self,
+        wrapper: type[P],
+        folder: Path,
+        examples: Examples,
+        learning_rate: float,
+        num_steps: int,
+        longest: int,
+        settings: TrainingSettings | None = None,
+        placement: Placement | None = None,
+        new_head: bool = False,
+        samples: bool = False,
+    ) -> Engine[P]:
+        """Load a model that is trained, with its adapters; return its engine."""
+        settings, placement = settings or self.settings, placement or self.job.placement
+        dtype, deferred = settings.dtype, placement.is_partitioned(settings.dtype)
+        model = load_model(wrapper, folder, dtype, self.tokenizer, deferred, longest, new_head)
+        module = wrapper(select_trained(model, settings))
+        engine = make_engine(module, settings, learning_rate, num_steps, placement)
+        check_model(module, examples, engine.sampling, samples)
+        return engine
+
+    def save(self, engine: Engine[Any], folder: Path) -> None:
+        """Write the model of an engine, in save_dtype, into a folder for from_pretrained."""
+        master = engine.master if self.settings.save_dtype == "fp32" else None
+        save_model(engine.module.model, self.tokenizer, folder, engine.gathered, master)
 
     def load(self, wrapper: type[P], examples: Examples) -> Engine[P]:
-        """Load the model that is trained, with its tokenizer; return its engine.
-
-        Args:
-            wrapper: Policy for a language model, Scorer for one with a new score head.
-            examples: Rows of the training.
-        """
-        job, settings = self.job, cast(Any, self.settings)
+        """Load the model that `train` trains on examples; return its engine."""
+        settings = cast(Any, self.settings)
         self.examples = examples
         self.batches = training_batches(len(examples), settings.global_batch_size, settings)
-        template = read_statistics(job.inputs["tokens"], "train")["template"]
-        self.tokenizer = load_training_tokenizer(self.base, template)
-        engine = load_trained(
-            wrapper,
-            self.base,
-            settings,
-            self.tokenizer,
-            job.placement,
-            examples,
-            settings.learning_rate,
-            len(self.batches),
-            settings.max_length,
-            new_head=True,
-        )
-        job.record["models"] = {"model": model_size(engine.module.model)}
+        sizes = settings.learning_rate, len(self.batches), settings.max_length
+        engine = self.load_engine(wrapper, self.base, examples, *sizes, new_head=True)
         self.engine: Engine[Any] = engine
         return engine
+
+    # --- steps ----------------------------------------------------------------------------------
 
     def train(
         self,
@@ -228,9 +228,8 @@ class Training(Generic[S]):
             evaluate: Returns metrics on the eval split by name.
             num_tokens: Tokens of each row, for the throughput.
             shown: Names of the metrics in lines about the progress.
-            evaluates_first: Evaluate the model before training even without eval_steps.
         """
-        engine, batches = self.engine, self.batches
+        engine = self.engine
         largest = self.examples.largest_rows(engine.module.supports_packing)
 
         def step(number: int, rows: np.ndarray) -> Step:
@@ -240,15 +239,10 @@ class Training(Generic[S]):
             metrics = {**metrics, "learning_rate": learning_rate, **engine.metrics}
             return Step(metrics, shown, int(num_tokens[rows].sum()))
 
-        def save(folder: Path) -> None:
-            save_trained(engine, self.settings, self.tokenizer, folder)
-
-        evaluations = Evaluations(
-            self.job, len(batches), evaluate, save, evaluates_first=evaluates_first
-        )
-        self.take_steps(batches, step, lambda: update(1, largest), evaluations, {"model": engine})
-
-    # --- steps ----------------------------------------------------------------------------------
+        save = functools.partial(self.save, engine)
+        evaluations = Evaluations(self.job, len(self.batches), evaluate, save, evaluates_first)
+        components = {"model": engine}
+        self.take_steps(self.batches, step, lambda: update(1, largest), evaluations, components)
 
     def take_steps(
         self,
@@ -266,47 +260,38 @@ class Training(Generic[S]):
             batches: The rows of each step.
             step: Computes and updates on rows, given the number of the step and them.
             try_step: Computes and updates as in a step, on the largest micro-batch.
-            evaluations: When and how the model is evaluated.
             components: All state that a step changes, by name; the engine of the saved model first.
-
-        Raises:
-            InputError: A metric is not finite.
         """
-        checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
-        engines = [each for each in components.values() if isinstance(each, Engine)]
+        job, engines = self.job, {k: v for k, v in components.items() if isinstance(v, Engine)}
+        models = {name: engine.module.model for name, engine in engines.items()}
+        job.record["models"] = {name: model_size(model) for name, model in models.items()}
+        checkpointer = Checkpointer(job, evaluations=evaluations, **components)
         last_step, outcome = checkpointer.step, checkpointer.outcome
-        with checkpointer, MetricsLogger(self.job, len(batches), last_step) as logger:
+        with checkpointer, MetricsLogger(job, len(batches), last_step) as logger:
             if last_step:
                 # The interrupted run may not have evaluated and logged it.
                 logger.log(last_step, **outcome, evaluation=evaluations.after_step(last_step))
             else:
                 if self._is_untried:
-                    self._try(engines, try_step)
+                    self._try(engines.values(), try_step)
                 if evaluations.is_due(0):
                     logger.log(0, evaluation=evaluations.after_step(0))
             for number, rows in checkpointer.steps(batches):
                 if evaluations.should_stop:
                     break
                 done = step(number, rows)
-                logger.log_responses(number, done.responses)
-                logger.log_times(number, self.timer.seconds, done.tokens)
-                outcome = {
-                    "metrics": done.metrics,
-                    "shown": done.shown,
-                    "rows": sorted(rows.tolist()),
-                }
+                logger.log_step(number, self.timer.seconds, done.tokens, done.responses)
+                outcome = {"metrics": done.metrics, "shown": done.shown}
+                outcome["rows"] = sorted(rows.tolist())
                 checkpointer.keep(number, outcome)
                 logger.log(number, **outcome, evaluation=evaluations.after_step(number))
                 if number - last_step == COMPILED_AFTER:
-                    self._compile(engines, len(batches) - number)
+                    self._compile(engines.values(), len(batches) - number)
             evaluations.save_result()
-            record_changed_weights(self.job, engines[0].module.model, self.base)
+            record_changed_weights(job, next(iter(models.values())), self.base)
 
-    def _compile(self, engines: Sequence[Engine[Any]], steps_left: int) -> None:
-        """Compile the layers of models whose training takes long enough, by the last step's time.
-
-        steps_left: Number of the steps that follow.
-        """
+    def _compile(self, engines: Iterable[Engine[Any]], steps_left: int) -> None:
+        """Compile the layers of models if the steps left take long, by the last step's time."""
         placement = self.job.placement
         if placement.compile is not None or not placement.gpus_per_node:
             return
@@ -325,41 +310,19 @@ class Training(Generic[S]):
         choose_device(self.job.placement)
 
 
-def load_trained(
-    wrapper: type[P],
-    folder: Path,
-    settings: TrainingSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    placement: Placement,
-    examples: Examples,
-    learning_rate: float,
-    num_steps: int,
-    longest: int,
-    new_head: bool = False,
-    samples: bool = False,
-) -> Engine[P]:
-    """Load a model that is trained, with its adapters; return its engine.
-
-    Args:
-        wrapper, new_head, longest: As for load_model.
-        settings: Settings of the recipe or of its critic.
-        examples, samples: As for check_model.
-        learning_rate, num_steps: As for make_engine.
-    """
-    deferred = placement.is_partitioned(settings.dtype)
-    model = load_model(wrapper, folder, settings.dtype, tokenizer, deferred, longest, new_head)
-    module = wrapper(select_trained(model, settings))
-    engine = make_engine(module, settings, learning_rate, num_steps, placement)
-    check_model(module, examples, engine.sampling, samples)
-    return engine
-
-
-def save_trained(
+def text_gradients(
     engine: Engine[Any],
-    settings: TrainingSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-) -> None:
-    """Write the model of an engine, in save_dtype, into a folder that from_pretrained loads."""
-    master = engine.master if settings.save_dtype == "fp32" else None
-    save_model(engine.module.model, tokenizer, folder, engine.gathered, master)
+    micro_batches: Iterable[MicroBatch],
+    num_tokens: int,
+    coefficient: float = 1.0,
+) -> float:
+    """Accumulate the last gradients of a step, of coefficient * language modeling loss.
+
+    Returns the loss: the mean of -log p(token) over the num_tokens target tokens of all processes.
+    """
+    loss_sum: Any = 0.0
+    for micro_batch in micro_batches:
+        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        engine.backward(coefficient * loss, micro_batch.is_last)
+        loss_sum = loss_sum + loss.detach()
+    return all_reduce_sum(loss_sum).item()

@@ -42,8 +42,7 @@ def warn(message: str) -> None:
 def describe_error(error: Exception, target: str) -> str | None:
     """Describe an error that users can act on in one line; return None for any other error.
 
-    It is InputError or an error of the machine, which occurs in correct programs: out of memory, a
-    full disk, a missing file, the end of another process of the job.
+    It is InputError, or an error of the machine such as a full disk.
 
     target: Path of the result, for errors that name no file.
     """
@@ -130,12 +129,11 @@ def one_line_errors(code: int = 1) -> Iterator[None]:
 class ProgressLines:
     """Prints lines on standard error, less and less often.
 
-    Args:
-        name: What makes progress, at the start of each line.
-        unit: What is counted, in the plural.
-        total: Their number at the end; None if it is unknown.
-        done: Those that are done already, by an earlier run.
-        next_line: Seconds until the first line: a short job prints none.
+    name: What makes progress, at the start of each line.
+    unit: What is counted, in the plural.
+    total: Their number at the end; None if it is unknown.
+    done: Those that are done already, by an earlier run.
+    next_line: Seconds until the first line: a short job prints none.
     """
 
     def __init__(

@@ -8,9 +8,6 @@ What belongs to a name and not to a result, such as the card of a model, lies in
 version of a model or a report is a folder with a link to each file, in which people and builds may
 write.
 
-A version of a recipe, NAME@KEY, is a training and its evaluation. KEY is the start of the key of
-the training (`scripts/store.py list output/STAGE/NAME`).
-
 Each build registers its output/ in STORE/roots. `scripts/store.py gc` keeps what the links of any
 root lead to.
 
@@ -51,8 +48,6 @@ from snakechat.workflow.store import (
 )
 
 VERSIONS = "versions"
-# The file in output/ that a build locks.
-LOCK = ".lock"
 # The file in output/ with a text that no other output folder has, apart from copies.
 IDENTITY = ".identity"
 # The folders of output/ whose results users name as targets: Snakemake writes its timestamp into
@@ -64,13 +59,9 @@ _real = cache(os.path.realpath)
 
 
 def lock_output() -> None:
-    """Lock output/ for the lifetime of this process.
-
-    Raises:
-        InputError: Another process builds in it.
-    """
+    """Lock output/ for the lifetime of this process; raise InputError if another one holds it."""
     try:
-        acquire_lock(Path("output", LOCK))
+        acquire_lock(Path("output/.lock"))
     except AlreadyLocked as other:
         raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
 
@@ -78,12 +69,8 @@ def lock_output() -> None:
 def link_result(path: str | Path, folder: Path) -> None:
     """Have the path of a result, such as output/sft/NAME, lead to a folder of a store.
 
-    Killed anywhere, it leaves the earlier link or the new one.
-
-    Raises:
-        InputError: The path has a folder or a file, which no version of a result is; or the folder
-            was removed since it was found.
-        OSError: It cannot be written.
+    Killed anywhere, it leaves the earlier link or the new one. Raises InputError if the path has a
+    folder or a file of its own, or the folder in the store was removed since it was found.
     """
     path = Path(path)
     with suppress(OSError):
@@ -97,15 +84,12 @@ def link_result(path: str | Path, folder: Path) -> None:
 
 
 def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
-    """Have the folder of a model contain a folder with links to the files of another result.
+    """Have a folder `part` of a model contain links to the files of another result, in a folder.
 
     Programs that upload a folder follow links to files, and none to folders.
 
-    Args:
-        path: Path of the model, such as output/sft/NAME.
-        model: Its folder in the store.
-        part: Name of the folder of links.
-        folder: The other result.
+    path: Path of the model, such as output/sft/NAME.
+    model: Its folder in the store.
     """
     place = versions_folder(path) / model.name / part
     links = {place / file.relative_to(folder): file for file in walk_files(folder)}
@@ -125,17 +109,15 @@ def is_linked(path: str | Path, folder: Path) -> bool:
 
 
 def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
-    """Return the links by which a path leads to a folder, in the order in which they are made.
+    """Return the links by which a path leads to a folder, and their texts.
 
-    Those of the version come first, then the path itself and the path of its manifest.
+    They are made in this order: those of the version, of the path itself, and of its manifest.
     """
-    version = versions_folder(path) / folder.name
-    targets = {version: folder}
+    version, files = versions_folder(path) / folder.name, [folder]
     if path.parts[1] in TARGETS:
         # The manifest completes it.
         files = sorted(walk_files(folder), key=lambda file: file == folder / MANIFEST)
-        targets = {version / file.relative_to(folder): file for file in files}
-    targets[path] = version
+    targets = {version / file.relative_to(folder): file for file in files} | {path: version}
     links = [(link, link_text(link, target)) for link, target in targets.items()]
     return [*links, (manifest_path(path), f"{path.name}/{MANIFEST}")]
 
@@ -185,10 +167,7 @@ def link_text(link: Path, target: Path) -> str:
 
 
 def linked_folder(path: str | Path) -> Path:
-    """Return the real folder that the path or a version of a result leads to; it may be missing.
-
-    A copy of a result leads to itself.
-    """
+    """Return the real folder that the path, a version or a copy of a result leads to, if any."""
     return Path(os.path.realpath(Path(path, MANIFEST))).parent
 
 
@@ -275,20 +254,18 @@ def is_version(recipe: str) -> bool:
 def find_version(stage: str, recipe: str) -> dict[str, Path]:
     """Return the folders in the store with the training of a version and its newest evaluation.
 
-    Args:
-        stage: sft, reward, dpo or rlhf.
-        recipe: NAME@KEY.
+    Raises InputError if not one training has this name and key, or it has no evaluation.
 
-    Raises:
-        InputError: Not one training has this name and key, or it has no evaluation.
+    stage: sft, reward, dpo or rlhf.
+    recipe: NAME@KEY, with the start of the key of the training.
     """
     name, _, start = recipe.partition("@")
     path = f"output/{stage}/{name}"
-    trainings = [folder for folder in versions_of(path) if folder.name.startswith(start)]
-    if len(trainings) != 1 or not start:
-        found = "several versions" if trainings else "no version"
+    trainings = [folder for folder in versions_of(path) if start and folder.name.startswith(start)]
+    if len(trainings) != 1:
         raise InputError(
-            f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
+            f"{recipe}: {path} has {len(trainings)} versions with this key: python"
+            f" scripts/store.py list {path}"
         )
     content = content_digest(require_manifest(trainings[0] / MANIFEST))
     evaluations = [
@@ -304,11 +281,7 @@ def find_version(stage: str, recipe: str) -> dict[str, Path]:
 
 
 def read_version_file(folder: str | Path, name: str) -> str:
-    """Return the text of a file of a result in the store.
-
-    Raises:
-        InputError: The file is missing, or differs from its manifest.
-    """
+    """Return the text of a file of a result in the store; raise InputError if it is damaged."""
     path = Path(folder, name)
     recorded = require_manifest(Path(folder, MANIFEST))["files"].get(name, {})
     if not path.is_file() or file_digest(path) != recorded.get("sha256"):
@@ -322,11 +295,7 @@ def read_version_file(folder: str | Path, name: str) -> str:
 
 
 def register_root(store: Path, output: Path) -> None:
-    """Note in a store that the links of an output folder lead to its results.
-
-    Raises:
-        OSError: The store cannot be written.
-    """
+    """Note in a store that the links of an output folder lead to its results."""
     folder, place = os.path.realpath(output), os.path.realpath(store)
     # Relative if the store is in it: both may be moved.
     is_inside = Path(place).is_relative_to(folder)
@@ -345,12 +314,9 @@ def paths_by_key(store: Path, output: Path) -> dict[str, list[Path]]:
     """Return the paths that need results, in all output folders that use a store, by keys.
 
     They are links to results or into them, and copies. By keys and not by folders, because a store
-    may have been moved since.
+    may have been moved since. Raises InputError if what a root needs is unknown.
 
     output: The one of this working directory, which is a root too.
-
-    Raises:
-        InputError: A root, a folder of one or a copy cannot be read: what it needs is unknown.
     """
     roots = [output]
     for path in sorted((store / ROOTS).glob("[0-9a-f]*")):
@@ -368,13 +334,13 @@ def paths_by_key(store: Path, output: Path) -> dict[str, list[Path]]:
             roots.append(root)
     found: dict[str, list[Path]] = {}
     for path in (path for root in roots for path in _links_and_copies(root)):
-        is_link, parts = path.is_symlink(), set[str]()
+        is_link, parts = path.is_symlink(), list[str]()
         if is_link:
-            parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
+            parts += (*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts)
         elif path.resolve().is_relative_to(store.resolve()):
             continue
         if manifest := read_manifest(path if is_manifest(path) else path / MANIFEST):
-            parts |= {*result_id(manifest).split("/")}
+            parts += result_id(manifest).split("/")
         keys = set(filter(KEY.fullmatch, parts))
         if not keys and not (is_link and (path.exists() or is_manifest(path))):
             raise InputError(

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
@@ -42,6 +42,8 @@ RECENT = 3.0
 MEMORY = Path(".snakemake/snakechat")
 
 Manifest = dict[str, Any]
+# Returns the digests of files by their paths.
+FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 STORE = Path(DEFAULTS.stores[0])
 
@@ -61,11 +63,7 @@ KEY_DIGITS = 32
 
 
 def canonical_json(value: Any) -> str:
-    """Return one JSON text per value: sorted keys, no blanks.
-
-    Raises:
-        ValueError: The value contains NaN or infinity.
-    """
+    """Return one JSON text per value: sorted keys, no blanks. NaN and infinity raise ValueError."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -210,10 +208,7 @@ def planned_files(planned: Mapping[Path, str]) -> Iterator[None]:
     A file that was replaced and put back has its digest again, although the other one may have been
     read. Its times differ, so that they decide; a file that was only touched is an error too.
 
-    planned: The sha256 of each file.
-
-    Raises:
-        InputError: A file has another content, or was edited or replaced before the end.
+    planned: The sha256 of each file. Raises InputError if one differs or was edited.
     """
     before = {path: file_identity(path) for path in planned if path.is_file()}
     found = file_digests(before)
@@ -287,22 +282,15 @@ def content_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def input_digest(spec: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
-    """Return the digest of an input as a job records it.
+    """Return the digest of an input as a job records it, given its manifest.
 
-    Args:
-        spec: The spec of the job. If its program shows what its inputs were made from, their whole
-            manifests count.
-        upstream: The manifest of the input.
+    If the program of the job shows what its inputs were made from, their whole manifests count.
     """
     return digest(upstream) if spec.get("shows_provenance") else content_digest(upstream)
 
 
 def require_manifest(path: str | Path) -> Manifest:
-    """Return a manifest.
-
-    Raises:
-        InputError: The file is missing or damaged.
-    """
+    """Return a manifest; raise InputError if the file is missing or damaged."""
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
@@ -324,24 +312,21 @@ def read_run_record(
         Accepted results keep the record of their run.
     """
     record = read_sealed(Path(folder, RUN_RECORD))
-    if record and entry:
-        specs = {entry["spec"], *(change["from"] for change in entry.get("accepted", ()))}
-        return record if record["spec"] in specs else None
-    return record
+    if not record or not entry:
+        return record
+    specs = (entry["spec"], *(change["from"] for change in entry.get("accepted", ())))
+    return record if record["spec"] in specs else None
 
 
 # --- lineage --------------------------------------------------------------------------------------
 
 Lineage = dict[str, dict[str, Any]]
-# The paths of the inputs of each job by the names in its spec, by the path of the job.
-Names = Mapping[str, Mapping[str, str]]
 
 
 def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
     """Return the lineage of a job, given the manifests of its inputs.
 
-    Two inputs may have been made from different versions of an upstream job with the same content;
-    an input of the job itself is listed as it is.
+    An input of the job itself is listed as it is, and not as another input was made from it.
     """
     manifests = list(manifests)
     jobs = {result: job for each in manifests for result, job in each["lineage"].items()}
@@ -361,26 +346,25 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
     return jobs
 
 
-def named_lineage(results: Mapping[str, str], lineage: Lineage, names: Names) -> Lineage:
+def named_lineage(
+    results: Mapping[str, str], lineage: Lineage, names: Mapping[str, Mapping[str, str]]
+) -> Lineage:
     """Return a lineage by paths: each job has its name, and its inputs as a list of paths.
 
     A job that the config of today names no more has its RULE/KEY in place of a path.
 
-    Args:
-        results: The RULE/KEY of results by their paths.
-        lineage: These results and all jobs before them.
-        names: The paths of today.
+    results: The RULE/KEY of results by their paths.
+    lineage: These results and all jobs before them.
+    names: The paths of the inputs of each job by the names in its spec, by the path of the job.
     """
     jobs: Lineage = {}
     pending = list(results.items())
-    while pending:
-        path, result = pending.pop()
-        if path in jobs:
-            continue
-        job, paths = lineage[result], names.get(path, {})
-        inputs = {paths.get(key, upstream): upstream for key, upstream in job["inputs"].items()}
-        jobs[path] = {**job, "name": path.rpartition("/")[2], "inputs": sorted(inputs)}
-        pending += inputs.items()
+    for path, result in pending:
+        if path not in jobs:
+            job, paths = lineage[result], names.get(path, {})
+            inputs = {paths.get(key, upstream): upstream for key, upstream in job["inputs"].items()}
+            jobs[path] = {**job, "name": path.rpartition("/")[2], "inputs": sorted(inputs)}
+            pending += inputs.items()
     return jobs
 
 

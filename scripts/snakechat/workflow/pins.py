@@ -10,13 +10,13 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import digest, file_digests
+from snakechat.workflow.manifest import FileDigests, digest, file_digests
 
 LOCK = Path(__file__).resolve().parents[3] / "requirements.txt"
 # Beside every lock: torch, and its libraries for CUDA.
@@ -52,9 +52,6 @@ VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
 REQUIREMENT = re.compile(r"^[\w.-]+")
 # What a pin by files has before their digest.
 FILES = "(files "
-
-# Returns the digests of files by their paths.
-FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
 def pins_of(
@@ -117,15 +114,15 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
 
 
 def check_installed(pins: Mapping[str, str]) -> None:
-    """Check that the installed versions are those that a result is keyed by.
+    """Raise InputError unless the installed versions are those that a result is keyed by.
 
-    The build of a version does not matter: 2.13.0+cpu is 2.13.0. Raises InputError if versions
-    differ, or distributions are missing.
+    The build of a version does not matter: 2.13.0+cpu is 2.13.0.
     """
+    versions = {**installed_versions(pins), PYTHON: python_version()}
     # Python and torch decide about many others.
     for name in sorted(pins, key=lambda name: name not in (PYTHON, "torch")):
         by_files = FILES in pins[name] and importlib.util.find_spec(name)
-        installed = files_pin(name) if by_files else installed_versions([name]).get(name)
+        installed = files_pin(name) if by_files else versions.get(name)
         if public(installed) != public(pins[name]):
             raise InputError(
                 f"{name} {f'{installed} is' if installed else 'is not'} installed, and this build"
@@ -144,8 +141,7 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     versions = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
-            is_python = name == PYTHON
-            versions[name] = python_version() if is_python else importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
     return versions
 
 

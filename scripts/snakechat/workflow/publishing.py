@@ -38,7 +38,7 @@ from snakechat.workflow.manifest import (
     without_names,
     write_atomically,
 )
-from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
+from snakechat.workflow.pins import check_installed, installed_versions
 from snakechat.workflow.processes import Placement, RunOptions, changed_values
 from snakechat.workflow.store import (
     AlreadyLocked,
@@ -73,13 +73,11 @@ def prepare(
     processes.
 
     A result exists if the inputs were rebuilt and came out the same, if the job was killed before
-    it was published, or if another job makes the same one at the same time.
+    it was published, or if another job makes the same one at the same time. Raises InputError if
+    the spec, the code, a library or an input is not what was planned.
 
     node: Number of this node, if several ones decide separately, and have to decide the same: then
         the result exists only if the store has it.
-
-    Raises:
-        InputError: The spec, the code, a library or an input is not what was planned.
     """
     spec = read_spec(spec_file)
     job: Job[Any] = Job(spec, read_manifests(spec), placement, options, SimpleNamespace)
@@ -90,14 +88,12 @@ def prepare(
         publish(job.place)
     if result_exists(job):
         if not node:
-            if node is None:
-                print(f"{job.target} is kept: it was made from the same spec and inputs")
+            print(f"{job.target} is kept: it was made from the same spec and inputs")
             finish(job)
         return None
-    if log := os.environ.get("SNAKECHAT_LOG"):
-        # It belongs to another result. The rule creates it at the same time.
-        with suppress(FileNotFoundError):
-            os.truncate(log, 0)
+    # The log belongs to another result. The rule creates it at the same time.
+    with suppress(FileNotFoundError):
+        os.truncate(os.environ.get("SNAKECHAT_LOG", ""), 0)
     check_inputs(job.inputs.values())
     modules = Modules(Path(program).parent)
     check_code(spec, program, modules)
@@ -150,10 +146,8 @@ def result_exists(job: Job[Any]) -> bool:
 
     Of several stores, `job.stored` becomes the folder that has it. A damaged result is named.
     """
-    if is_forced(job.spec):
-        return False
-    for store in job.options.stores:
-        folder = Path(store, job.spec["rule"], job.key)
+    stores = () if is_forced(job.spec) else job.options.stores
+    for folder in (Path(store, job.spec["rule"], job.key) for store in stores):
         if folder.is_dir() and is_undamaged(folder):
             job.stored = folder
             return True
@@ -161,11 +155,7 @@ def result_exists(job: Job[Any]) -> bool:
 
 
 def check_inputs(folders: Iterable[Path]) -> None:
-    """Check the result folders that a job reads; set a damaged one aside.
-
-    Raises:
-        InputError: A file is not the one in the manifest.
-    """
+    """Check the result folders that a job reads: set a damaged one aside, and raise InputError."""
     for folder in folders:
         if not is_undamaged(folder):
             with suppress(OSError):
@@ -197,13 +187,9 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def publish_result(job: Job[Any], started: float) -> None:
-    """Publish what the program of a job wrote.
+    """Publish what the program of a job wrote, or raise InputError if it wrote no result.
 
     started: Unix time of its start, in seconds.
-
-    Raises:
-        InputError: It wrote no result.
-        OSError: The store cannot be written.
     """
     complete(job, started)
     if replaces_stored(job):
@@ -268,7 +254,7 @@ def run_record(
         "hermetic": hermetic_version(options.hermetic),
         "python": platform.python_version(),
         "versions": {
-            **installed_versions(spec["requirements"].keys() - {PYTHON}),
+            **installed_versions(spec["requirements"]),
             **measured.get("versions", {}),
         },
     }
@@ -284,17 +270,17 @@ def replaces_stored(job: Job[Any]) -> bool:
     if not is_forced(job.spec) or result_damage(job.place):
         return True
     old, new = (require_manifest(each / MANIFEST)["files"] for each in (job.place, job.result))
-    changed = changed_keys(old, new)
-    if not changed:
-        print(f"{job.target}: the forced run made the same bytes")
-        return False
-    outcome = f"{job.target}: the forced run made other bytes than before: {changed}"
-    for path in paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ()):
-        if job.target not in (path, *path.parents) and path != manifest_path(job.target):
-            print(f"{outcome}; the earlier result stays, because {path} leads to it")
-            return False
-    print(outcome)
-    return True
+    changed, outcome = changed_keys(old, new), "the same bytes"
+    others = list[Path]()
+    if changed:
+        outcome = f"other bytes than before: {changed}"
+        paths = paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ())
+        own = (job.target, manifest_path(job.target))
+        others = [path for path in paths if not {path, *path.parents}.intersection(own)]
+    if others:
+        outcome += f"; the earlier result stays, because {others[0]} leads to it"
+    print(f"{job.target}: the forced run made {outcome}")
+    return bool(changed and not others)
 
 
 def finish(job: Job[Any]) -> None:

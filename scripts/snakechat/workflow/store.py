@@ -23,7 +23,7 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from snakechat.workflow.manifest import (
     STORE,
     UNLISTED_FILES,
     DigestCache,
+    FileDigests,
     Manifest,
     file_digests,
     fsync,
@@ -45,9 +46,6 @@ from snakechat.workflow.manifest import (
 
 ROOTS, REPLIES = "roots", "llm_replies"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
-
-# Returns the digests of files by their paths.
-FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
 class Stored(NamedTuple):
@@ -101,15 +99,8 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
     The system releases a flock when the process ends, however it ends, so that no lock is ever left
     behind. Programs that this process starts do not inherit it.
 
-    Args:
-        path: The file, which is created.
-        waits: Whether to wait for the end of another process that holds the lock, and print a line.
-
-    Returns:
-        A file descriptor; os.close releases the lock earlier.
-
-    Raises:
-        AlreadyLocked: Another process holds the lock.
+    Returns a file descriptor: os.close releases the lock earlier. If another process holds the
+    lock, this one prints a line and waits for it, or raises AlreadyLocked.
     """
     path = Path(path)
     while True:
@@ -145,12 +136,7 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a result, and delete it at the end.
-
-    Raises:
-        AlreadyLocked: A job makes the result.
-        OSError: The store cannot be written.
-    """
+    """Hold the lock of a result, and delete it at the end; raise AlreadyLocked if a job has it."""
     descriptor = acquire_lock(work_path(folder, "lock"))
     try:
         yield
@@ -242,11 +228,7 @@ def publish(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move a damaged result away, so that the next build makes it again and then deletes it.
-
-    Raises:
-        OSError: The store cannot be written.
-    """
+    """Move a damaged result away, so that the next build makes it again and then deletes it."""
     aside = work_path(folder, "replaced")
     make_folders(aside.parent)
     shutil.rmtree(aside, ignore_errors=True)
@@ -273,8 +255,7 @@ def stored_folders(store: Path, rule: str = "*", is_finished: bool = True) -> li
 
     A result without a manifest, which is damaged, is among them.
 
-    is_finished: False for the folders that results would have which jobs make, or made when they
-        were killed.
+    is_finished: False for the folders that results of running and killed jobs would have.
     """
     folders = (
         path if is_finished else path.with_name(path.name[1:])
@@ -308,19 +289,18 @@ UNITS = ("", "K", "M", "G", "T")
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the files below a folder, from which another process may remove some."""
-    size = 0
-    for path in walk_files(folder):
-        with suppress(OSError):
-            size += path.lstat().st_size
-    return size
+    """Return the bytes of the files below a folder."""
+    return sum(path.lstat().st_size for path in walk_files(folder))
 
 
 def warn_of_size(store: Path, max_bytes: int) -> None:
     """Print a line if a store uses more space than it should, and how to trim it."""
-    num_bytes = sum(map(size_of, stored_folders(store)))
+    num_bytes, limit = 0, format_size(max_bytes)
+    for folder in stored_folders(store):
+        # Another process may remove it.
+        with suppress(OSError):
+            num_bytes += size_of(folder)
     if num_bytes > max_bytes:
-        limit = format_size(max_bytes)
         warn(
             f"{store} has {format_size(num_bytes)}, and store_max_size is {limit}: python"
             f" scripts/store.py gc --store {store} --max-size {limit.replace(' ', '')} removes what"
@@ -335,11 +315,7 @@ def format_size(number: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 500G or 1.5T, in powers of 1024.
-
-    Raises:
-        InputError: The text is not a size.
-    """
+    """Return the bytes of a size such as 500G or 1.5T, in powers of 1024, or raise InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text, re.IGNORECASE)
     if not match:
         raise InputError(f"{text!r} is not a size: write a number and K, M, G or T, such as 500G")

@@ -15,7 +15,6 @@ import torch
 from snakechat.algorithms import llm_judge
 from snakechat.algorithms.llm_judge import (
     Reply,
-    fill_missing,
     find_reply,
     read_rating,
     store_reply,
@@ -90,14 +89,6 @@ def test_a_response_cannot_end_its_own_marker(server, tmp_path):
     assert server.texts[1].count(code) == 1
 
 
-def test_missing_ratings_become_means():
-    nan = np.nan
-    # Three responses to each of four prompts.
-    ratings = np.array([[1.0, 4, nan, 2], [3, nan, nan, nan], [nan, 5, nan, nan]])
-    expected = np.array([[1, 4, 3, 2], [3, 4.5, 3, 2], [2, 5, 3, 2]])
-    np.testing.assert_allclose(fill_missing(ratings), expected)
-
-
 def test_processes_send_their_shares(server, tmp_path, monkeypatch):
     server.replies = [lambda body: body["messages"][1]["content"].split("]\n")[3][0]]
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -168,7 +159,7 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
     judge = judge_of(server, tmp_path)
     assert ask(judge, "a") == ["yes"]
     # Retry-After is bounded.
-    assert server.waits == [7, 2, llm_judge.MAX_WAIT, 8]
+    assert server.waits == [7, 2, llm_judge.WAITS[-1], 8]
     printed = capsys.readouterr().err
     assert "llm_judges.wise: http" in printed
     assert "status 429: slow down, ***\\x1b[2J; next attempt in 7 s" in printed
@@ -178,7 +169,7 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("reply", "num_requests", "message"),
     [
-        ((500, {}, "out\nof order"), llm_judge.ATTEMPTS, "status 500: out of order"),
+        ((500, {}, "out\nof order"), len(llm_judge.WAITS) + 1, "status 500: out of order"),
         ((401, {}, f"no such key: {SECRET}"), 1, r"status 401: no such key: \*\*\*: check url,"),
         ((307, {"Location": "http://localhost/elsewhere"}, ""), 1, "status 307"),
         ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
@@ -269,21 +260,22 @@ def test_the_first_reply_counts_and_a_damaged_one_is_replaced(has_links, tmp_pat
 
     if not has_links:
         monkeypatch.setattr(os, "link", fail)
-    assert find_reply(tmp_path, REQUEST) is None
-    assert store_reply(tmp_path, REQUEST, FIRST) == FIRST
+    file = tmp_path / "ab/abc.json"
+    assert find_reply(file) is None
+    assert store_reply(file, REQUEST, FIRST) == FIRST
     # Another process may ask the same at the same time: both go on with one reply.
-    assert store_reply(tmp_path, REQUEST, SECOND) == FIRST
-    assert find_reply(tmp_path, {**REQUEST, "temperature": 0}) is None
-    [file] = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert store_reply(file, REQUEST, SECOND) == FIRST
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
     for text in ("{", "[]", '{"text": "7"}'):
         file.write_text(text)
-        assert find_reply(tmp_path, REQUEST) is None
-        assert store_reply(tmp_path, REQUEST, SECOND) == SECOND == find_reply(tmp_path, REQUEST)
+        assert find_reply(file) is None
+        assert store_reply(file, REQUEST, SECOND) == SECOND == find_reply(file)
 
 
 def test_a_full_or_read_only_folder_is_one_warning(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.touch()
-    assert store_reply(file, REQUEST, FIRST) == FIRST
-    assert store_reply(file, REQUEST, SECOND) == SECOND
-    assert capsys.readouterr().err.count("warning: replies are not stored in") == 1
+    folder = tmp_path / "file"
+    folder.touch()
+    assert store_reply(folder / "ab/abc.json", REQUEST, FIRST) == FIRST
+    assert store_reply(folder / "ab/abc.json", REQUEST, SECOND) == SECOND
+    warning = f"warning: replies are not stored in {folder}"
+    assert capsys.readouterr().err.count(warning) == 1

@@ -62,7 +62,7 @@ def test_preference_losses(changes, rewards, losses):
     reference = REF_LOGPROBS if settings.loss not in ("simpo", "orpo") else None
     # Responses to other prompts have log ratios of 4 and 3: a KL of 3.5.
     point = torch.tensor(0.35) if settings.loss == "kto" else None
-    found_rewards, found = preference_losses(settings, LOGPROBS, reference, LENGTHS, point)
+    found, found_rewards = preference_losses(settings, LOGPROBS, reference, LENGTHS, point)
     assert found.tolist() == pytest.approx(losses)
     for row, expected in zip(found_rewards.tolist(), rewards, strict=True):
         assert row == pytest.approx(expected)
@@ -154,7 +154,7 @@ def test_the_reference_point_is_that_of_the_given_rows(rows, data, model):
 
 def test_rewards_and_losses_are_those_of_the_given_rows(data):
     logprobs = torch.tensor([[0.0, -3.0], [-5.0, -6.0]])
-    rewards, losses = data.losses(logprobs, [2, 0], torch.tensor(1.0))
+    losses, rewards = data.losses(logprobs, [2, 0], torch.tensor(1.0))
     assert rewards.tolist() == [[0, BETA * (-3 + 1)], [BETA * (-5 + 8), BETA * (-6 + 4)]]
     # The bad response alone, 0.5 above the point; the mean of a pair: sigmoid(2) and sigmoid(-2).
     assert losses.tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 0.5])

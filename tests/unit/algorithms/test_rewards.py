@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from snakechat.algorithms import rewards
-from snakechat.algorithms.experience import RlhfState, TokenEvaluation
-from snakechat.algorithms.policy_updates import evaluation_metrics
+from snakechat.algorithms.policy_updates import RlhfState, TokenEvaluation, evaluation_metrics
 from snakechat.algorithms.rewards import (
     RewardModel,
     RewardSum,
     Scores,
     choose_encoder,
     conversation_encoder,
+    fill_missing,
     sequence_examples,
 )
 from snakechat.data.encoder import CLOSE, OPEN, Encoder
@@ -162,8 +162,18 @@ def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
     assert normalized == pytest.approx([-(1.5**0.5), 0, nan, 1.5**0.5], nan_ok=True)
 
 
+def test_missing_ratings_become_means():
+    nan = math.nan
+    # Three responses to each of four prompts.
+    ratings = np.array([[1.0, 4, nan, 2], [3, nan, nan, nan], [nan, 5, nan, nan]])
+    expected = np.array([[1, 4, 3, 2], [3, 4.5, 3, 2], [2, 5, 3, 2]])
+    np.testing.assert_allclose(fill_missing(ratings), expected)
+
+
 def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges():
-    rollouts = SimpleNamespace(response_mask=torch.ones(3, 1), length_metrics=dict)
+    # 21 responses of 1 to 21 tokens: 20 of 100 are longer than the 20th.
+    lengths, ended = torch.arange(1, 22), torch.arange(21) == 20
+    rollouts = SimpleNamespace(response_mask=torch.ones(3, 1), lengths=lengths, ended=ended)
     evaluation = TokenEvaluation(torch.tensor([[0.5], [0.0], [1.0]]), *[torch.zeros(3, 1)] * 3)
 
     settings = SimpleNamespace(algorithm="grpo", kl_coef=0.1)
@@ -171,6 +181,8 @@ def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges()
     def reward(values):
         scores = Scores(values, {"mine": values}, {})
         metrics = evaluation_metrics(settings, rollouts, evaluation, scores, values)
+        assert metrics["response/length"] == 11 and metrics["response/length_p95"] == 20
+        assert metrics["response/ended_by_eos"] == pytest.approx(1 / 21)
         return metrics["objective/rlhf_reward"]
 
     # Mean score 3, mean KL 0.5.

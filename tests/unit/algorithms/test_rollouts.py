@@ -112,16 +112,6 @@ def test_texts_lose_the_token_that_ends_a_response_and_no_other(tokenizer):
     assert rollouts.response_texts() == [" pie", " pie", " pie<|im_start|> pie"]
 
 
-def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():
-    # 21 responses of 1 to 21 tokens: 20 of 100 are longer than the 20th.
-    responses = [[[11] * length] for length in range(1, 20)] + [[[11] * 19 + [EOS]], [[11] * 21]]
-    assert make(prompts=PROMPTS[:1], responses=responses).length_metrics() == {
-        "response/length": 11.0,
-        "response/length_p95": 20.0,
-        "response/ended_by_eos": pytest.approx(1 / 21),
-    }
-
-
 class Sampler:
     """Responds to the prompt [k] with k tokens k - 1, and with 2k tokens 2k - 1."""
 

@@ -210,7 +210,7 @@ def test_an_offloaded_module_is_copied_to_its_device_and_never_back(monkeypatch)
 def test_a_partitioned_model_that_is_closed_has_no_weights(model):
     frozen = PartitionedModel(model, "fp32", offload=True)
     weights = list(model.parameters())
-    frozen.close()
+    frozen.__exit__()
     # DeepSpeed still refers to the partitions.
     partitions = [weight.ds_tensor for weight in weights]
     assert {tensor.numel() for tensor in (*weights, *partitions)} == {0}

@@ -76,7 +76,7 @@ LOSSES = [5.0, 3.0, math.nan, 2.0, 2.0, 2.5]
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
-    best = evaluations_of(job, greater_is_better=sign < 0)
+    best = evaluations_of(job, best_metric="loss" if sign < 0 else None)
     # Of a checkpoint before the first evaluation.
     best.load_state_dict(best.state_dict())
     since, stops = [], []

@@ -50,7 +50,7 @@ def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
 def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
-            logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step)
+            logger.log_step(step, {"generate": 3.0, "train": 2.0}, 100 * step)
     # 100 and 200 tokens in 5 seconds.
     lines = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
     assert list(lines) == [
