@@ -160,8 +160,8 @@ def add_sweeps(config: Config) -> None:
         for values in itertools.product(*over.values()):
             changes = dict(zip(over, values, strict=True))
             # A model is SECTION/NAME.
-            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
-            name = name.replace("/", "-")
+            parts = (f"{key}-{value}".replace("/", "-") for key, value in changes.items())
+            name = "-".join([sweep, *parts])
             if name in recipes or not RECIPE_NAME.fullmatch(name):
                 raise ConfigError(
                     f"config: {place} makes recipe {name}, which exists, or is not a valid name:"

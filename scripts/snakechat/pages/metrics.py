@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
+from snakechat.evaluation.comparisons import INITIAL_MODELS
 
 # Literal paths, by which code digests find the tables that a program reads.
 TABLES = Path(__file__).parent / "tables"
@@ -199,12 +199,6 @@ def result_paths(stage: str, initials: Collection[str] = ()) -> list[str]:
     starts = [*(f"{initial}." for initial in initials), *STAGES[stage]["starts"]]
     paths = [f"{start}{key}" for key in NAMES[STAGES[stage]["results"]] for start in starts]
     return paths + [f"wins.rlhf.{other}.{key}" for other in initials for key in NAMES["wins"]]
-
-
-def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the main results in metrics.json, which may lack some of them."""
-    initial = initial_model(metrics) if "rlhf" in metrics else ""
-    return [path.format(initial=initial) for path in STAGES[stage]["headline"]]
 
 
 def names_of(path: str) -> dict[str, Any]:

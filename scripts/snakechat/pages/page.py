@@ -192,12 +192,6 @@ def write_record(folder: Path, page: Page) -> None:
     (folder / "record.md").write_text(text, encoding="utf-8")
 
 
-def write_headline(path: Path, cards: Mapping[str, Cell]) -> None:
-    """Write the main results as a part of the start page of Snakemake's report."""
-    text = HTML.get_template("report_headline.html").render(cards=cards)
-    path.write_text(text, encoding="utf-8")
-
-
 def format_cell(value: Any) -> str:
     """Format a cell of a table: text as it is, numbers by format_number, None as an empty cell."""
     if value is None:

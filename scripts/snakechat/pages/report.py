@@ -20,7 +20,6 @@ from snakechat.pages.metrics import (
     format_duration,
     format_number,
     format_share,
-    headline_paths,
     label_of,
     name_of,
     numbers_of,
@@ -31,6 +30,7 @@ from snakechat.pages.metrics import (
     translate,
 )
 from snakechat.pages.page import (
+    HTML,
     Cell,
     Page,
     Section,
@@ -40,7 +40,6 @@ from snakechat.pages.page import (
     table_of,
     value_table,
     write_csv,
-    write_headline,
     write_record,
 )
 from snakechat.pages.rows import TokenizedRows, row_tables
@@ -107,7 +106,8 @@ def report(job: Job[Any]) -> Page:
     )
     write_record(job.result, page)
     cost = {translate("total_time"): Cell(total_cost(runs))}
-    write_headline(job.result / "headline.html", {**page.cards, **cost})
+    text = HTML.get_template("report_headline.html").render(cards={**page.cards, **cost})
+    (job.result / "headline.html").write_text(text, encoding="utf-8")
     numbers = ((of.stage, *item) for of in trainings for item in numbers_of(of.metrics))
     rows = ((stage, name, f"{value:.10g}") for stage, name, value in numbers)
     write_csv(job.result / "metrics.csv", ("stage", "metric", "value"), rows)
@@ -265,14 +265,14 @@ def total_cost(runs: Runs) -> str:
 
 def headline(stage: str, metrics: Metrics) -> dict[str, Cell]:
     """Return the main results of a recipe with their intervals, and n, by name."""
-    cards = {}
-    for path in headline_paths(stage, metrics):
-        if (figure := read_figure(metrics, path)) is not None:
+    cards, initial = {}, initial_model(metrics) if stage == "rlhf" else ""
+    for path in (each.format(initial=initial) for each in STAGES[stage]["headline"]):
+        if figure := read_figure(metrics, path):
             metric = path.removesuffix("_difference")
             label = label_of(metric)
             if metric != path:
-                initial = name_of("models", initial_model(metrics))
-                label = translate("change_to_rlhf", initial=initial, metric=label)
+                name = name_of("models", initial)
+                label = translate("change_to_rlhf", initial=name, metric=label)
             cards[label] = figure_cell(metric, figure)
     [count] = NAMES["counts"].keys() & metrics.keys()
     return cards | {name_of("counts", count): Cell(format_number(metrics[count]))}

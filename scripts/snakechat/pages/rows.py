@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -71,18 +73,14 @@ class TokenizedRows:
 
     def _tokens(self, ids: Sequence[int], counts: Sequence[bool]) -> Iterator[Token]:
         """Yield the tokens of a text; tokens that end in the middle of a character are joined."""
+        decode: Any = partial(self.tokenizer.decode, skip_special_tokens=False)
         start = 0
         for end in range(1, len(ids) + 1):
             context = list(ids[max(start - CONTEXT, 0) : start])
-            before = self._decode(context)
-            text = self._decode([*context, *ids[start:end]])[len(before) :]
+            text = decode([*context, *ids[start:end]])[len(decode(context)) :]
             if not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(ids):
                 yield Token(text, any(counts[start:end]), ids[start] in self.special)
                 start = end
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return text
 
 
 def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
