@@ -2,14 +2,7 @@
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetPydanticSchema,
-    StringConstraints,
-    Tag,
-)
+from pydantic import ConfigDict, Discriminator, Field, GetPydanticSchema, StringConstraints, Tag
 
 from snakechat.config.references import MESSAGES, POSITIONAL
 from snakechat.config.settings import (
