@@ -339,10 +339,9 @@ class Config:
 
     def llm_judges(self, name: str) -> list[str]:
         """Return the LLM judges that the evaluation of a recipe of RLHF asks."""
-        recipe = self.recipe("rlhf", name)
-        names = judge_names(recipe["reward"], recipe["judge"])
-        judge = self.values["evaluation"]["llm_judge"]
-        return list(dict.fromkeys([*names, *([judge] if judge else [])]))
+        recipe, judge = self.recipe("rlhf", name), self.values["evaluation"]["llm_judge"]
+        compares = judge and f"{JUDGES}/{judge}"
+        return judge_names(recipe["reward"], recipe["judge"], compares)
 
     def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
@@ -404,10 +403,8 @@ class Config:
     def stores(self) -> list[Path]:
         """The stores whose results are used; new ones go to the first, which can be written."""
         store = Path(os.path.expanduser(self.values["store"]))
-        if store == STORE:
-            return [STORE]
-        if is_writable(store):
-            return [store, STORE]
+        if store == STORE or is_writable(store):
+            return list(dict.fromkeys((store, STORE)))
         warn(f"{store} is read-only: its results are used, and new ones go to {STORE}")
         return [STORE, store]
 
