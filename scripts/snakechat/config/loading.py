@@ -199,19 +199,20 @@ def _problems(config: Config) -> Iterator[str]:
                     " its own: name a dataset with rejected responses"
                 )
     for name, model in config.values["models"].items():
+        place = f"models.{name}"
         if "template_arguments" in model and config.template("models", name) == "dialogue":
             yield (
-                f"models.{name}.template_arguments have no effect: the template dialogue"
-                " is not a chat template and takes no arguments: remove them"
+                f"{place}.template_arguments have no effect: the template dialogue takes no"
+                " arguments: remove them"
             )
         if "tokenizer" in model:
             train_on = model["tokenizer"]["train_on"]
-            config.entry("datasets", train_on, f"models.{name}.tokenizer")
+            config.entry("datasets", train_on, f"{place}.tokenizer")
             # The model may be what generates them.
             if config.generated_by(train_on) is not None:
                 yield (
-                    f"models.{name}.tokenizer.train_on names {train_on}, whose responses a model"
-                    " generates: train the tokenizer on a dataset that is imported"
+                    f"{place}.tokenizer.train_on names {train_on}, whose responses a model"
+                    " generates: use a dataset that is imported"
                 )
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")

@@ -39,11 +39,10 @@ class ReadIf(NamedTuple):
 
 def only_with(key: str, *values: str) -> ReadIf:
     """Return the condition that another setting has one of some values, or any but null and 0."""
-
-    def is_read(settings: Mapping[str, Any]) -> bool:
-        return settings.get(key) in values if values else bool(settings.get(key))
-
-    return ReadIf(is_read, f"without {key}" + f": {' or '.join(values)}" * bool(values))
+    if not values:
+        return ReadIf(lambda settings: bool(settings.get(key)), f"without {key}")
+    otherwise = f"without {key}: {' or '.join(values)}"
+    return ReadIf(lambda settings: settings.get(key) in values, otherwise)
 
 
 class RefersTo(NamedTuple):
