@@ -112,7 +112,7 @@ MISTAKES = [
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
     ("llm_judges.wise.parameters", with_judge(parameters={"logprobs": 1})),
     ("llm_judges.wise.scale", with_judge(scale=[1, 1])),
-    ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
+    ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss"})),
     (
         "datasets.mine.min_margin",
         {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
