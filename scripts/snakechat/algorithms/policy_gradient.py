@@ -142,8 +142,7 @@ def uniform_groups(scores: Tensor) -> Tensor:
 def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores [A, n] minus the first one of the prompt, 0 for NaN, and which are not NaN.
 
-    Equal scores are then exactly 0: without a rounding error, which the division by 1e-4 would
-    amplify.
+    Equal scores are then exactly 0: the division by 1e-4 would amplify a rounding error.
     """
     judged = ~scores.isnan()
     first = scores.gather(0, judged.int().argmax(dim=0, keepdim=True))
@@ -153,8 +152,7 @@ def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return x scaled to mean 0 and variance 1 over all masked tokens; 0 outside the mask.
 
-    x must hold all rollouts of a step over all ranks. A single rank or micro-batch would be shifted
-    and scaled by the rows that it happens to contain.
+    x must hold all rollouts of a step over all ranks, whatever rows a rank or micro-batch has.
     """
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean) ** 2, mask)

@@ -199,8 +199,7 @@ def pair_metrics(
 ) -> dict[str, float]:
     """Return the metrics of pairs: losses [B], scores [2, B] of chosen and rejected responses.
 
-    A tie counts as incorrect. rounding: Error of a margin, which makes a tie of a smaller one: [B]
-    or a number.
+    A tie counts as incorrect: a margin up to its rounding error, which is [B] or a number.
     """
     chosen, rejected = scores
     margins = chosen - rejected
@@ -242,8 +241,7 @@ def labelled_metrics(
 def placements(scores: Tensor, others: Tensor, rounding: float) -> Tensor:
     """Return the share of the others [m] below each score [n]; a tie counts one half: float64 [n].
 
-    The mean over good responses, of bad ones as the others, is the area under the ROC curve: the
-    probability that a good response scores higher than a bad one.
+    Its mean over good responses, of bad ones as the others, is the area under the ROC curve.
     """
     others = others.sort().values
     below = torch.searchsorted(others, scores - rounding)

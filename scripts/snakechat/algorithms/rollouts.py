@@ -149,8 +149,7 @@ class Rollouts:
     def response_texts(self) -> list[str]:
         """Return responses [B] as text, without the tokens that end them.
 
-        Other special tokens that the actor sampled stay visible: they are not part of a good
-        response.
+        Other special tokens stay visible: they are not part of a good response.
         """
         pairs = zip(self.response_ids, self.ended.tolist(), strict=True)
         ids = [ids[:-1] if is_ended else ids for ids, is_ended in pairs]

@@ -172,10 +172,9 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
 
 
 def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -> float | None:
-    """Return which share of the trained weights of a model has another value in a saved model.
+    """Return which share of the trained weights of a model, loaded from base, has changed.
 
-    base is the folder that it was loaded from, in dtype. Returns None if no trained weight has the
-    same name and shape in both folders.
+    None if no trained weight has the same name and shape in the saved model.
     """
     _, sources = weights_in_files(model, saved_weights(model))
     before, after = (get_local_safetensors_metadata(each).weight_map for each in (base, saved))

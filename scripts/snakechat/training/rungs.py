@@ -152,8 +152,7 @@ def without_hopeless(
 ) -> list[Rung]:
     """Return the rungs on which weights, gradients and optimizer state alone fit into a GPU.
 
-    rungs: From the current one on. The last one always stays. trained: Number of trained weights.
-    gpu_memory: Bytes of the smallest GPU.
+    The last of the rungs, from the current one on, always stays. trained: Number of weights.
     """
     if placement.offload != "none":
         return rungs
