@@ -70,15 +70,15 @@ def main() -> None:
         if (manifest := read_manifest(folder / MANIFEST))
     }
     # By the content of records, and of splits, whose rows are among those of records.
-    rows: dict[str, list[Row]] = {}
-    for folder, manifest, content in results.values():
-        if manifest["spec"]["rule"] in RECORD_RULES:
-            rows[content] = list(matching_rows(folder, words))
+    rows = {
+        content: list(matching_rows(folder, words))
+        for folder, manifest, content in results.values()
+        if manifest["spec"]["rule"] in RECORD_RULES
+    }
     for name, (folder, manifest, content) in results.items():
-        if manifest["spec"]["rule"] == "split_dataset":
-            of_records = rows.get(manifest["inputs"]["records"]["digest"])
-            if of_records is not None:
-                rows[content] = list(phase_rows(Path(name).name, folder, of_records))
+        records = manifest["inputs"].get("records", {}).get("digest")
+        if manifest["spec"]["rule"] == "split_dataset" and records in rows:
+            rows[content] = list(phase_rows(Path(name).name, folder, rows[records]))
     are_made = []
     for name, (_, manifest, content) in sorted(results.items()):
         own = rows[content] if manifest["spec"]["rule"] in RECORD_RULES else []

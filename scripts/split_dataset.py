@@ -42,11 +42,11 @@ def main(job: Job) -> None:
 
     sizes = []
     for split in SPLITS:
-        # max_rows limits the rows to train on: evaluations with and without it are comparable.
-        max_rows = settings.max_rows if split == "train" else None
         places = split_rows(groups[split][rows[split]], weights, settings.seed)
         divided = [rows[split][indices] for indices in places]
-        phases = limited_phases(divided, removed[split], weights, max_rows or len(rows[split]))
+        # max_rows limits the rows to train on: evaluations with and without it are comparable.
+        limit = (split == "train" and settings.max_rows) or len(rows[split])
+        phases = limited_phases(divided, removed[split], weights, limit)
         for phase, drawn in zip(PHASES, phases, strict=True):
             save_array(job.result / f"{phase}.{split}.npy", np.sort(drawn))
             sizes.append(f"{phase}.{split} {len(drawn):,}")

@@ -67,8 +67,7 @@ class BadRow(Exception):
     """A row that does not have the format of its dataset; on_bad_row decides what happens."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = printable_line(reason, MAX_REASON)
-        super().__init__(self.reason)
+        super().__init__(printable_line(reason, MAX_REASON))
 
 
 class DroppedRow(Exception):
@@ -147,9 +146,9 @@ def _is_empty(value: Any) -> bool:
     """Return whether a cell has nothing, as a table or a csv file writes it."""
     if isinstance(value, str):
         return value.strip() in ("", "[]", "{}", "null", "None")
-    if isinstance(value, (list, dict)):
-        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
-    return value is None
+    if isinstance(value, dict):
+        value = list(value.values())
+    return all(map(_is_empty, value)) if isinstance(value, list) else value is None
 
 
 # --- messages -------------------------------------------------------------------------------
@@ -211,12 +210,11 @@ def _turn(message: Any, name: str) -> Turn:
         more["tool_calls"] = calls
     elif role == "tool":
         more = {key: message[key] for key in RESULT_KEYS if message.get(key)}
-    if role == "assistant" and not is_learned:
-        if not more:
-            return UNTRAINED, text
-        more["weight"] = 0
-    message = {"role": role, "content": text, **more}
-    return (MESSAGE, json_of(message, name)) if more else (role, text)
+    is_untrained = role == "assistant" and not is_learned
+    if not more:
+        return UNTRAINED if is_untrained else role, text
+    weight = {"weight": 0} if is_untrained else {}
+    return MESSAGE, json_of({"role": role, "content": text, **more, **weight}, name)
 
 
 def _text_of_part(part: Any, name: str) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -75,20 +75,24 @@ def local_paths(folder: str | Path) -> list[str]:
     return sorted(paths)
 
 
-def check_link(folder: str | Path, path: str) -> None:
-    """Raise InputError if a path in a folder is a link that leads out of the folder.
+def check_sources(folder: Path, paths: Iterable[str]) -> None:
+    """Raise InputError if a path in a folder is not a file, or is a link that leads out of it.
 
-    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs; in output/, to
-    results.
+    Reading a named pipe or a device would not end. In the cache of huggingface_hub, links may lead
+    from snapshots/COMMIT to blobs; in output/, to results.
     """
-    root, target = Path(folder).resolve(), Path(os.path.realpath(Path(folder, path)))
+    root = folder.resolve()
     blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
-    is_inside = any(map(target.is_relative_to, [root, *blobs]))
-    if not is_inside and not any((parent / MANIFEST).is_file() for parent in target.parents):
-        raise InputError(
-            f"{path} is a link to {target}, outside of the folder: name what it leads to as `path`,"
-            " or copy it there"
-        )
+    for path in paths:
+        target = Path(os.path.realpath(folder / path))
+        if not target.is_file():
+            raise InputError(f"{path} is a broken link, or not a regular file: remove it")
+        is_inside = any(map(target.is_relative_to, [root, *blobs]))
+        if not is_inside and not any((parent / MANIFEST).is_file() for parent in target.parents):
+            raise InputError(
+                f"{path} is a link to {target}, outside of the folder: name what it leads to as"
+                " `path`, or copy it there"
+            )
 
 
 def split_files(
@@ -237,17 +241,12 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
 def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
     """Return the folder and the patterns of the files of a config; no patterns for the default."""
     from datasets.utils.metadata import MetadataConfigs
-    from huggingface_hub import DatasetCardData
 
     if isinstance(configs, list):
         # Old cards have a list of names. The types of columns are of no use here.
-        configs = [
-            {key: value for key, value in config.items() if key != "features"}
-            for config in configs
-            if isinstance(config, dict)
-        ]
+        configs = [{**each, "features": []} for each in configs if isinstance(each, dict)]
     try:
-        found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
+        found = MetadataConfigs.from_dataset_card_data({"configs": configs})
         chosen = name or found.get_default_config_name()
     except (ValueError, TypeError) as error:
         # The library explains with examples.

@@ -142,10 +142,9 @@ def model_problem(config: Mapping[str, Any], scores: bool) -> str | None:
     if not scores or not config.get("architectures"):
         return None
     if not is_classifier(config):
-        found = ", ".join(config["architectures"])
         return (
-            f"is {found}, expected a sequence classifier with one label: use one, or train a reward"
-            " recipe on it"
+            f"is {', '.join(config['architectures'])}, expected a sequence classifier with one"
+            " label: use one, or train a reward recipe on it"
         )
     # transformers does not write its default of two labels.
     labels = len(config.get("id2label") or ()) or config.get("num_labels", 2)

@@ -4,7 +4,7 @@ A function with the name of a rule describes the jobs of this rule. Paths of fil
 the working directory, in the form in which specs record them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from snakechat.config.recipes import Config, ConfigError, JobId
 from snakechat.config.sections import judge_settings
 from snakechat.data.dataset_files import (
-    check_link,
+    check_sources,
     checked_kind,
     local_paths,
     saved_splits,
@@ -170,7 +170,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, dict[str, Pat
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
         if folder == source:
-            _check_files(folder, [path for paths in splits.values() for path in paths])
+            check_sources(folder, [path for paths in splits.values() for path in paths])
     return folder, {f"{each}/{path}": folder / path for each in splits for path in splits[each]}
 
 
@@ -186,19 +186,8 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, dict[str, 
         names = model_files(found, all_formats=True)
         if not any(file.endswith((".safetensors", ".bin")) for file in names):
             raise InputError("it has no *.safetensors and no pytorch_model*.bin")
-        _check_files(folder, names)
+        check_sources(folder, names)
     return folder, {name: folder / name for name in names}
-
-
-def _check_files(folder: Path, paths: Iterable[str]) -> None:
-    """Raise InputError if a path in a folder is not a file, or is a link that leads out of it.
-
-    Reading a named pipe or a device would not end.
-    """
-    for path in paths:
-        if not (folder / path).is_file():
-            raise InputError(f"{path} is a broken link, or not a regular file: remove it")
-        check_link(folder, path)
 
 
 @contextmanager
