@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import get_local_safetensors_metadata, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -171,3 +171,14 @@ def weights_in_files(
     sources = {id(shape): weights[name] for name, shape in shapes.items()}
     in_files = revert_weight_conversion(model, shapes)
     return in_files, {name: sources.get(id(shape)) for name, shape in in_files.items()}
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each weight of a folder."""
+    files = get_local_safetensors_metadata(folder).weight_map
+    return {name: folder / file for name, file in files.items()}
+
+
+def count_stored_weights(folder: Path) -> int:
+    """Return the number of weights in the safetensors files of a folder."""
+    return sum(get_local_safetensors_metadata(folder).parameter_count.values())

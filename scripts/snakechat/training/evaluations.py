@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import get_local_safetensors_metadata
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.models import DTYPES
-from snakechat.modeling.saving import saved_weights, weights_in_files
+from snakechat.modeling.saving import saved_weights, weight_files, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
 from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job
@@ -177,14 +176,13 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
     None if no trained weight has the same name and shape in the saved model.
     """
     _, sources = weights_in_files(model, saved_weights(model))
-    before, after = (get_local_safetensors_metadata(each).weight_map for each in (base, saved))
+    before, after = weight_files(base), weight_files(saved)
     changed = total = 0
     for name in sources.keys() & before.keys() & after.keys():
         source = sources[name]
         if source is None or not any(weight.requires_grad for weight in source.sources):
             continue
-        files = base / before[name], saved / after[name]
-        with safe_open(files[0], "pt") as old_file, safe_open(files[1], "pt") as new_file:
+        with safe_open(before[name], "pt") as old_file, safe_open(after[name], "pt") as new_file:
             old, new = old_file.get_tensor(name), new_file.get_tensor(name)
         if old.shape == new.shape:
             changed += int((old.to(DTYPES[dtype]).to(new.dtype) != new).sum())

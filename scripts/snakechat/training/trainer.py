@@ -16,7 +16,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-from huggingface_hub import get_local_safetensors_metadata
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
@@ -27,7 +26,7 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import model_size
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import Checkpointer, Stateful, checkpoints, saved_values
 from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
@@ -120,9 +119,7 @@ class Training(Generic[S]):
             settings = self.settings
             # With adapters, few weights are trained.
             adapts = settings.lora_rank and settings.train_base == "none"
-            weights = 0
-            if not adapts and not settings.train_only:
-                weights = sum(get_local_safetensors_metadata(self.base).parameter_count.values())
+            weights = 0 if adapts or settings.train_only else count_stored_weights(self.base)
             memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
             smallest = -all_reduce_max(-float(memory))
             rungs = without_hopeless(rungs, self.given, weights, smallest)

@@ -17,7 +17,7 @@ from snakechat.modeling.models import (
     model_size,
     supports_packing,
 )
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LLAMA
 
@@ -148,6 +148,7 @@ def test_files_are_those_of_save_pretrained(size, family_model, tokenizer, tmp_p
     for name in names:
         saved, expected = (tmp_path / folder / name for folder in ("saved", "expected"))
         assert saved.read_bytes() == expected.read_bytes()
+    assert count_stored_weights(tmp_path / "saved") == model_size(family_model)["weights"]
 
 
 def state_of(model):
