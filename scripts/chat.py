@@ -8,10 +8,11 @@ only the responses. The same turns and the same seed give the same response.
 """
 
 import argparse
-import io
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
@@ -28,41 +29,37 @@ HELP = """\
 
 def main() -> None:
     """Load the model and chat; print errors on one line."""
-    arguments = parse_arguments()
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
-    # Imported late: it takes seconds, which an invalid option should not cost.
-    from snakechat.evaluation import chat_session
-
-    try:
-        session = chat_session.load(arguments.model)
-        session.seed, session.temperature = arguments.seed, arguments.temperature
-        session.max_tokens = arguments.max_tokens
-        converse(session, sys.stdin.isatty() and sys.stdout.isatty())
-    except (InputError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        sys.exit(130)
-
-
-def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="folder of a model")
-    parser.add_argument("--seed", type=int, default=1234, help="default: 1234")
+    parser.add_argument("--seed", type=int, default=1234, help="default: %(default)s")
     parser.add_argument(
-        "--temperature", type=float, default=0.7, help="0 is greedy decoding; default: 0.7"
+        "--temperature", type=float, default=0.7, help="0 is greedy decoding; default: %(default)s"
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=256,
-        help="maximum number of tokens of a response; default: 256",
+        help="maximum number of tokens of a response; default: %(default)s",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    stdin: Any = sys.stdin
+    stdout: Any = sys.stdout
+    stdin.reconfigure(errors="replace")
+    stdout.reconfigure(errors="backslashreplace")
+    # Imported late: it takes seconds, which an invalid option should not cost.
+    from snakechat.evaluation import chat_session
+
+    try:
+        options = arguments.seed, arguments.temperature, arguments.max_tokens
+        session = chat_session.ChatSession(arguments.model, *options)
+        converse(session, sys.stdin.isatty() and sys.stdout.isatty())
+    except (InputError, OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
 
 
 def print_note(text: str) -> None:
@@ -70,8 +67,15 @@ def print_note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def read_lines(prompt: str) -> Iterator[str]:
+    """Yield the lines of standard input until its end or /quit, without white space around them."""
+    with suppress(EOFError):
+        while (line := input(prompt).strip()) != "/quit":
+            yield line
+
+
 def converse(session: "ChatSession", is_terminal: bool) -> None:
-    """Run the command, or respond to the prompt, of each line until the end of the input or /quit.
+    """Run the command, or respond to the prompt, of each line.
 
     On a terminal, an error does not end the program, and Ctrl-C stops only one response.
     """
@@ -82,22 +86,16 @@ def converse(session: "ChatSession", is_terminal: bool) -> None:
         model = session.model
         print_note(f"{model.num_parameters():,} parameters on {model.device.type}")
         print_note("/help lists the commands.")
-    while True:
-        try:
-            line = input("> " if is_terminal else "").strip()
-        except EOFError:
-            break
-        if line == "/quit":
-            return
+    for line in read_lines("> " if is_terminal else ""):
         try:
             if line.startswith("/"):
                 run_command(session, line)
             elif line:
-                respond(session, line, is_terminal)
-        except InputError as error:
+                respond(session, line)
+        except (InputError, KeyboardInterrupt) as error:
             if not is_terminal:
                 raise
-            print_note(f"error: {error}")
+            print_note(f"error: {error}" if isinstance(error, InputError) else "")
     if is_terminal:
         print()
 
@@ -118,7 +116,7 @@ def run_command(session: "ChatSession", line: str) -> None:
         raise InputError(f"unknown command {command}: /help lists the commands")
 
 
-def respond(session: "ChatSession", prompt: str, is_terminal: bool) -> None:
+def respond(session: "ChatSession", prompt: str) -> None:
     """Print the response while it is generated."""
     ids, num_dropped = session.encode(prompt)
     if num_dropped:
@@ -126,11 +124,7 @@ def respond(session: "ChatSession", prompt: str, is_terminal: bool) -> None:
             f"note: the conversation exceeds the {session.max_positions} positions of the model:"
             f" the oldest {num_dropped} turns are dropped"
         )
-    try:
-        session.respond(prompt, ids, lambda text: print(printable_text(text), end="", flush=True))
-    except KeyboardInterrupt:
-        if not is_terminal:
-            raise
+    session.respond(prompt, ids, lambda text: print(printable_text(text), end="", flush=True))
     print()
 
 

@@ -71,9 +71,8 @@ def main(job: Job[SimpleNamespace]) -> None:
     }
     evaluator.add_kl(models)
     evaluator.add_scores(models)
-    rates = None
-    if settings.llm_judge and rank() == 0:
-        rates = evaluator.llm_win_rates(models, job.result / "llm_judge.jsonl")
+    wins = settings.llm_judge and rank() == 0
+    rates = evaluator.llm_win_rates(models, job.result / "llm_judge.jsonl") if wins else None
     # All processes add up what they used.
     record_usage(job, judges.values())
     if rank() > 0:
@@ -95,28 +94,27 @@ def main(job: Job[SimpleNamespace]) -> None:
 class ModelResponses:
     """The responses of a model.
 
-    Args:
-        is_correct: Returns whether a response to a prompt is right, or None.
+    is_correct: Returns whether a response to a prompt is right, or None.
 
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] of greedy responses.
-        logprobs: The model's log-probability of each token of the responses [B, R].
         passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it.
     """
 
+    # The model's log-probability of each token of the responses [B, R].
+    logprobs: torch.Tensor
+    passed: np.ndarray | None = None
+
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
-        self.logprobs: torch.Tensor | None = None
-        self.passed: np.ndarray | None = None
         self.prompt_texts, self.texts = rollouts.decode()
         self.metrics: ResponseMetrics = {
             "length": lengths,
             "ended_by_eos": rollouts.ended.view(lengths.shape).cpu().numpy(),
         }
         for n in (1, 2):
-            self.metrics[f"distinct_{n}"] = self.table(
-                [distinct_n(i, n) for i in rollouts.response_ids]
-            )
+            distinct = [distinct_n(ids, n) for ids in rollouts.response_ids]
+            self.metrics[f"distinct_{n}"] = self.table(distinct)
         self.metrics["repetition"] = self.table([*map(repetition, rollouts.response_ids)])
         if is_correct:
             correct = list(map(is_correct, self.prompt_texts, self.texts))
@@ -145,13 +143,11 @@ class Evaluator:
         self.device = start_evaluation(job.placement, self.settings.dtype)
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
-        held_out = Ragged(job.inputs["tokens"], "eval.prompt")
-        self.rows, datasets = draw_held_out_prompts(
-            job.inputs["tokens"], self.settings.num_prompts, self.settings.seed
-        )
-        self.datasets = [self.settings.datasets[dataset] for dataset in datasets]
-        self.texts = PromptTexts(job.inputs["tokens"], "eval")
-        self.prompts = [list(map(int, held_out[row])) for row in self.rows]
+        tokens, settings = job.inputs["tokens"], job.settings
+        self.rows, datasets = draw_held_out_prompts(tokens, settings.num_prompts, settings.seed)
+        self.datasets = [settings.datasets[dataset] for dataset in datasets]
+        self.texts, held_out = PromptTexts(tokens, "eval"), Ragged(tokens, "eval.prompt")
+        self.prompts = [held_out[row].tolist() for row in self.rows]
         self.functions = load_functions(self.settings.reward_functions)
         self.function_sum = RewardSum([], self.functions, self.texts)
         self.is_correct = EXACT_CHECKS.get(self.settings.exact_check)
@@ -180,7 +176,6 @@ class Evaluator:
         initial = initial_model(models)
         with self._loaded_policy(self.inputs[initial]) as model:
             for responses in models.values():
-                assert responses.logprobs is not None
                 log_ratios = responses.logprobs - responses.rollouts.logprobs(model.module)
                 kl = log_ratios.double().sum(dim=1).cpu().numpy()
                 responses.metrics[f"kl_to_{initial}"] = responses.table(kl)
@@ -189,32 +184,26 @@ class Evaluator:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any.
 
         Add pass_at_K, too: a response passes if it is right or, without a check, if each function
-        that judges it gives 1.
+        that judges it gives 1. One reward model is loaded at a time.
         """
+        if self.functions:
+            self._add("score", models, self.function_sum)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
-            for scorer in self._scorers(key):
-                self._add(name, models, scorer)
+            references = getattr(self.settings, key)
+            for each in model_names(references):
+                reward = load_reward(self.job, each, "rlhf", "fp32", "eval")
+                with reward.module:
+                    self._add(name, models, RewardSum([reward], {}, self.texts))
+            if judges := weighted_judges(references, self.judges):
+                self._add(name, models, RewardSum([], {}, self.texts, judges))
         for responses in models.values():
             if responses.passed is not None:
                 responses.metrics |= pass_rates(responses.passed)
 
-    def _scorers(self, key: str) -> Iterator[RewardSum]:
-        """Yield the parts of a score (reward or judge), with one reward model loaded at a time."""
-        references = getattr(self.settings, key)
-        if key == "reward" and self.functions:
-            yield self.function_sum
-        for name in model_names(references):
-            reward = load_reward(self.job, name, "rlhf", "fp32", "eval")
-            with reward.module:
-                yield RewardSum([reward], {}, self.texts)
-        if judges := weighted_judges(references, self.judges):
-            yield RewardSum([], {}, self.texts, judges)
-
     def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
         """Add scores to a metric of each model; NaN adds nothing.
 
-        The scores of functions, which come first, are function_score as well. The numbers of
-        unreadable ratings, by LLM judge and model, are facts.
+        The scores of functions, which come first, are function_score as well.
         """
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
@@ -240,11 +229,7 @@ class Evaluator:
         It compares the first responses to prompts at equal distances, in both orders; a tie is half
         a win. Pairs with an unreadable reply are counted and skipped.
 
-        Args:
-            log: File for messages, replies and verdicts.
-
-        Raises:
-            InputError: The endpoint failed, or no reply is readable.
+        log: File for messages, replies and verdicts.
         """
         pair, prompts = (models["rlhf"], models[initial_model(models)]), len(self.rows)
         number = min(prompts, self.settings.llm_judge_prompts)
@@ -265,9 +250,9 @@ class Evaluator:
 
     def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
         length = self.settings.max_response_length
-        longest = max(map(len, self.prompts)) + length
         examples = prompt_examples(self.prompts, length, self.settings.num_generations)
         arguments = folder, self.settings.dtype, self.tokenizer, self.job.placement, examples
+        longest = max(map(len, self.prompts)) + length
         return load_frozen(Policy, *arguments, samples=True, longest=longest)
 
     def _sample(

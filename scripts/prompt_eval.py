@@ -30,7 +30,8 @@ def main(job: Job[Any]) -> None:
     """
     settings = job.settings
     start_evaluation(job.placement, settings.dtype)
-    sets, prompts = zip(*read_prompts(settings.prompt_sets, Path(job.options.source)), strict=True)
+    entries = read_prompts(settings.prompt_sets, Path(job.options.source, "prompts"))
+    prompts = [entry["prompt"] for _, entry in entries]
     # Of each prompt, by model and decoder.
     responses: dict[tuple[str, str], list[Response]] = {}
     for name, folder in evaluated_models(job.inputs).items():
@@ -40,10 +41,14 @@ def main(job: Job[Any]) -> None:
             raise InputError(f"prompt {special[0][:60]!r} contains a special token: remove it")
         ids = encoder.prompts([[("user", prompt)] for prompt in prompts])
         length = settings.max_response_length
-        examples = prompt_examples(ids, length, 1)
-        with load_frozen(
-            Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples=True
-        ) as policy:
+        arguments = (
+            folder,
+            settings.dtype,
+            tokenizer,
+            job.placement,
+            prompt_examples(ids, length, 1),
+        )
+        with load_frozen(Policy, *arguments, samples=True) as policy:
             for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
                 torch.manual_seed(settings.seed)
                 found = respond(policy, tokenizer, folder, ids, length, temperature)
@@ -52,8 +57,8 @@ def main(job: Job[Any]) -> None:
             print(f"{name} responded to {len(prompts)} prompts")
     if rank() == 0:
         lines = [
-            {"set": name, "prompt": prompt, "model": model, "decoder": decoder, **of_model[row]}
-            for row, (name, prompt) in enumerate(zip(sets, prompts, strict=True))
+            {"set": name, **entry, "model": model, "decoder": decoder, **of_model[row]}
+            for row, (name, entry) in enumerate(entries)
             for (model, decoder), of_model in responses.items()
         ]
         write_json_lines(job.result / "responses.jsonl", lines)

@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
-from snakechat.data.dialogues import SPLITS, message_of, messages_of, response_turn, tools_of
+from snakechat.data.dialogues import SPLITS, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
 from snakechat.data.records import KEPT, PROMPT, Batch
-from snakechat.data.row_encoding import converted_batches, drop_reason, trained_responses
+from snakechat.data.row_encoding import conversations_of, converted_batches, drop_reason
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import limited_memory
@@ -39,7 +39,7 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
     def convert(batch: Batch) -> Iterator[list[Any] | TurnsRejected]:
         for cells in zip(*batch.values(), strict=True):
             try:
-                yield lines_of(encoder, job.settings, dict(zip(batch, cells, strict=True)))
+                yield [lines_of(encoder, job.settings, dict(zip(batch, cells, strict=True)))]
             except TurnsRejected as error:
                 yield error
 
@@ -48,9 +48,9 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
             stack.enter_context((job.result / f"{split}{kind}.jsonl").open("w", encoding="utf-8"))
             for kind in ("", ".text")
         ]
-        for _, _, converted in converted_batches(job, split, convert, dropped):
-            for forms in converted:
-                if not isinstance(forms[0], str):
+        for _, _, rows in converted_batches(job, split, convert, dropped):
+            for forms in rows:
+                if not isinstance(forms, str):
                     written += 1
                     for file, lines in zip(files, forms, strict=True):
                         texts = (json.dumps(line, ensure_ascii=False) for line in lines)
@@ -59,7 +59,7 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
     return dict(sorted(dropped.items()))
 
 
-def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
+def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[list[Line]] | str:
     """Return the lines of a record as messages and as texts, or the reason why it is dropped.
 
     Raises:
@@ -70,16 +70,14 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
     tools = {"tools": found} if (found := tools_of(turns)) else {}
     responses = {name: record[name] for name in settings.fields if name != PROMPT}
     if reason := drop_reason(encoder, turns, *responses.values(), unpaired=settings.unpaired):
-        return [reason]
+        return reason
     if not turns:
         text = record["chosen"]
         return [[{"text": text}], [{"text": text + end}]]
     if [*responses] == ["chosen"]:
         response = record["chosen"]
-        is_all = getattr(settings, "train_on", None) == "all_turns"
-        talk = trained_responses(turns, response) if is_all else [(turns, [response])]
         written = []
-        for before, [text] in talk:
+        for before, [text] in conversations_of(settings, turns, response):
             prompt = writer.prompt(before)
             completion = f"{writer.response(prompt, before, text)}{end}"
             written.append({PROMPT: prompt, "completion": completion})
@@ -87,22 +85,27 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
         return [[{"messages": dialogue, **tools}], written]
     prompt = writer.prompt(turns)
     given = {name: response for name, response in responses.items() if response is not None}
-    messages = {name: [message_of(response_turn(each))] for name, each in given.items()}
-    texts = {name: writer.response(prompt, turns, each) + end for name, each in given.items()}
     kept = {
         name.removeprefix(KEPT): json.loads(cell)
         for name, cell in record.items()
         if name.startswith(KEPT) and cell is not None
     }
-    starts: list[Line] = [{PROMPT: messages_of(turns), **tools, **kept}, {PROMPT: prompt, **kept}]
-    responses_of: list[Line] = [messages, texts]
-    forms: list[Any] = []
-    for start, values in zip(starts, responses_of, strict=True):
-        lines: list[Line] = [values]
-        if settings.unpaired:
-            lines = [{"completion": each, "label": key == "chosen"} for key, each in values.items()]
-        forms.append([{**start, **line} for line in lines])
-    return forms
+    forms: list[tuple[Line, Line]] = [
+        (
+            {PROMPT: messages_of(turns), **tools, **kept},
+            {name: messages_of([response_turn(each)]) for name, each in given.items()},
+        ),
+        (
+            {PROMPT: prompt, **kept},
+            {name: writer.response(prompt, turns, each) + end for name, each in given.items()},
+        ),
+    ]
+    if not settings.unpaired:
+        return [[{**start, **values}] for start, values in forms]
+    return [
+        [{**start, "completion": each, "label": key == "chosen"} for key, each in values.items()]
+        for start, values in forms
+    ]
 
 
 if __name__ == "__main__":

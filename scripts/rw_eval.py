@@ -13,7 +13,7 @@ import torch
 from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.prompt_sets import read_pairs
+from snakechat.data.prompt_sets import PAIR_KEYS, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_rows import (
     held_out_pair_metrics,
@@ -39,7 +39,8 @@ def main(job: Job[Any]) -> None:
         InputError: A text contains a special token.
     """
     settings, placement = job.settings, job.placement
-    sets, pairs = zip(*read_pairs(settings.prompt_sets, Path(job.options.source)), strict=True)
+    folder = Path(job.options.source, "prompts/pairs")
+    sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     encoder = Encoder(tokenizer, settings.template)
@@ -50,14 +51,13 @@ def main(job: Job[Any]) -> None:
     rows = encoder.conversations([[("user", pair["prompt"])] for pair in pairs], *texts)
     prompts, responses = zip(*accepted(rows), strict=True)
     examples = Examples(prompts, *zip(*responses, strict=True))
-    scores, rounding = {}, {}
+    scores = {}
     for name in ("model", "base"):
         torch.manual_seed(settings.seed)
-        with load_frozen(
-            Scorer, job.inputs[name], DTYPE, tokenizer, placement, examples, new_head=name == "base"
-        ) as model:
+        arguments = job.inputs[name], DTYPE, tokenizer, placement, examples
+        with load_frozen(Scorer, *arguments, new_head=name == "base") as model:
             scores[name] = torch.from_numpy(response_scores(model.module, examples))
-        rounding[name] = SCORE_ROUNDING * scores[name].abs()
+    rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
     if rank() > 0:
         return
     columns = {

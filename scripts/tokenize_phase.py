@@ -42,32 +42,13 @@ def main(job: Job[Any]) -> None:
     with limited_memory(MAX_MEMORY):
         tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
         encoder = Encoder(tokenizer, job.settings.template)
-        stats = {}
-        for split in SPLITS:
-            stats[split] = _tokenize_split(job, encoder, split)
-            _print_counts(split, stats[split], job.settings)
+        stats = {split: _tokenize_split(job, encoder, split) for split in SPLITS}
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 
-def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
-    """Print the numbers of kept, truncated and dropped rows of a split."""
-    rows, truncated, dropped = (stats[key] for key in ("rows", "truncated", "dropped"))
-    print(f"{split}: {rows:,} rows, truncated: {truncated}, dropped: {dropped}")
-    total = rows + sum(dropped.values())
-    for reason, count in dropped.items():
-        if count > MAX_DROPPED * total:
-            warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
-    if without_system := sum(count for what, count in truncated.items() if SYSTEM in what):
-        warn(
-            f"{split}: {without_system:,} of {total:,} rows lost their system turn and tools, which"
-            f" leave no room within max_length: {settings.max_length}: they train with the default"
-            " system prompt of the chat template, if it has one"
-        )
-
-
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
-    """Write the ragged arrays of a split. Returns its statistics."""
+    """Write the ragged arrays of a split, and print counts. Returns its statistics."""
     fields, rows = job.settings.fields, phase_rows(job, split)
     kept: Counter[int] = Counter()
     dropped: Counter[str] = Counter()
@@ -88,8 +69,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         total, done = sum(map(len, rows.values())), 0
         progress = ProgressLines(split, "rows", total)
         encode = partial(encode_batch, encoder, job.settings)
-        for dataset, batch, encoded in converted_batches(job, split, encode, dropped):
-            new = [row for found in encoded for row in found]
+        for dataset, batch, new in converted_batches(job, split, encode, dropped):
             valid = [row for row in new if not isinstance(row, str)]
             kept[dataset] += len(valid)
             truncated.update(what for *_, what in valid if what)
@@ -99,8 +79,28 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
                 write(ids)
             if fields == [PROMPT]:
                 write_texts(batch, [not isinstance(row, str) for row in new])
-            done += len(encoded)
+            done += len(batch[PROMPT])
             progress.update(done)
+    # Of rows by what was cut, and by why they are dropped.
+    counts = {
+        "truncated": dict(sorted(truncated.items())),
+        "dropped": dict(sorted(dropped.items())),
+    }
+    print(
+        f"{split}: {kept.total():,} rows",
+        *(f"{what}: {of}" for what, of in counts.items()),
+        sep=", ",
+    )
+    total = kept.total() + dropped.total()
+    for reason, count in counts["dropped"].items():
+        if count > MAX_DROPPED * total:
+            warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
+    if without_system := sum(count for what, count in truncated.items() if SYSTEM in what):
+        warn(
+            f"{split}: {without_system:,} of {total:,} rows lost their system turn and tools, which"
+            f" leave no room within max_length: {job.settings.max_length}: they train with the"
+            " default system prompt of the chat template, if it has one"
+        )
     if len(fields) > 1:
         save_array(whole_lengths_path(job.result, split), np.concatenate(whole_lengths).T)
     lengths_of = {name: Ragged(job.result, f"{split}.{name}").lengths for name in fields}
@@ -111,9 +111,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         "weights": job.settings.weights,
         # Of each dataset; the arrays hold them in this order.
         "kept_of": [kept[dataset] for dataset in rows],
-        "dropped": dict(sorted(dropped.items())),
-        # By what was cut.
-        "truncated": dict(sorted(truncated.items())),
+        **counts,
         "tokens": {
             name: {"sum": int(lengths.sum()), **percentiles(lengths)}
             for name, lengths in lengths_of.items()

@@ -10,7 +10,7 @@ import chat
 from conftest import INIT
 from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.chat_session import load
+from snakechat.evaluation.chat_session import ChatSession
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -34,7 +34,7 @@ def folders(tokenizer, tmp_path):
 
 @pytest.fixture
 def dialogue(folders):
-    return load(folders["rlhf"])
+    return ChatSession(folders["rlhf"])
 
 
 def script_response(session, text):
@@ -100,14 +100,14 @@ def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folde
     model = make_causal(CHAT_INIT, tokenizer, 1)
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<unk>")
     save_model(model, tokenizer, tmp_path / "model")
-    session = load(tmp_path / "model")
+    session = ChatSession(tmp_path / "model")
     ids = tokenizer("Hi.", add_special_tokens=False).input_ids
     with script_ids(session.model, [*ids, tokenizer.convert_tokens_to_ids(end), *ids]):
         assert "".join(pieces_of_response(session)) == "Hi."
 
 
 def test_prompts_are_encoded_as_in_training(folders):
-    session = load(folders["chatml"])
+    session = ChatSession(folders["chatml"])
     script_response(session, " Hi. ")
     session.system = "Be brief."
     pieces_of_response(session, "Hello.")
@@ -179,7 +179,7 @@ def test_commands(folders, run_chat):
     lines = [b"/help", b"Why?", b"", b"/reset", b"  Why? ", b"/reset"]
     lines += [b"/system Be brief.", b"Why?"]
     output, notes, code = run_chat(folder, "--max-tokens", 20, lines=[*lines, b"/quit", b"Why?"])
-    plain, brief = load(folder), load(folder)
+    plain, brief = ChatSession(folder), ChatSession(folder)
     brief.system = "Be brief."
     first, last = (
         "".join(pieces_of_response(session, "Why?", 1234, 0.7, 20)) for session in (plain, brief)
@@ -207,7 +207,7 @@ def interrupt_first_response(session):
 
 
 def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
+    monkeypatch.setattr("snakechat.evaluation.chat_session.ChatSession", lambda *_: dialogue)
     text = "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀."
     script_response(dialogue, f" {text}")
     output, _, _ = run_chat("x", lines=[b"Why?"])

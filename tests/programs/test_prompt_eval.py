@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 import prompt_eval
 import rw_eval
 from conftest import INIT, ROOT
-from snakechat.data.prompt_sets import read_pairs, read_prompts
+from snakechat.data.prompt_sets import PAIR_KEYS, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal
@@ -187,5 +187,5 @@ def test_ties_are_counted_and_not_correct(pair_job, monkeypatch):
 def test_every_set_has_prompts_and_pairs():
     names = [path.stem for path in sorted((ROOT / "prompts").glob("*.yaml"))]
     assert names == ["en", "ja", "toy", "zh"]
-    for read in (read_prompts, read_pairs):
-        assert list(dict(read(names, ROOT))) == names
+    assert list(dict(read_prompts(names, ROOT / "prompts"))) == names
+    assert list(dict(read_prompts(names, ROOT / "prompts/pairs", PAIR_KEYS))) == names

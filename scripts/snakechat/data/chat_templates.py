@@ -73,12 +73,9 @@ def limited_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def limited_steps(source: str) -> Iterator[None]:
-    """Report a regular expression of tokenizer.json that takes too many steps on a text.
+    """Raise InputError if a regular expression of tokenizer.json takes too many steps on a text.
 
     source: What errors call the tokenizer.
-
-    Raises:
-        InputError: The tokenizers library panics in this context.
     """
     try:
         yield
@@ -102,8 +99,7 @@ def render_turns(
 ) -> str:
     """Return turns rendered by the chat template, as apply_chat_template does.
 
-    Args:
-        prompt: Whether a response follows.
+    prompt: Whether a response follows.
 
     Raises:
         TurnsRejected: There is no template, it rejects the turns, or it would leave out tools,
@@ -111,9 +107,13 @@ def render_turns(
         InputError: The template fails, or takes too much memory.
     """
     if not tokenizer.chat_template:
-        raise TurnsRejected(f"{source_of(tokenizer)}: the tokenizer has no chat template")
+        raise TurnsRejected(
+            f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
+            " requires: use template: dialogue"
+        )
     messages, tools = messages_of(turns), tools_of(turns)
     text = _render(tokenizer, messages, tools, prompt)
+    # What some templates leave out without an error makes no difference to their text.
     without_calls = [
         {**each, "tool_calls": []} if "tool_calls" in each else each for each in messages
     ]
@@ -122,25 +122,21 @@ def render_turns(
         {**each, "content": ""} if each["role"] == "tool" and each["content"].strip() else each
         for each in messages
     ]
-    # What some templates leave out without an error makes no difference to their text.
     for what, *other in (
         ("the definitions of tools", messages, None),
         ("calls of tools", without_calls, tools),
         ("results of tools", without_results, tools),
     ):
-        if other != [messages, tools] and _renders(tokenizer, text, *other, prompt):
+        try:
+            is_ignored = other != [messages, tools] and _render(tokenizer, *other, prompt) == text
+        except InputError:
+            continue
+        if is_ignored:
             raise TurnsRejected(
                 f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"
                 " whose template does"
             )
     return text
-
-
-def _renders(tokenizer: PreTrainedTokenizerBase, text: str, *arguments: Any) -> bool:
-    """Return whether the chat template renders arguments of _render to a text."""
-    with suppress(InputError):
-        return _render(tokenizer, *arguments) == text
-    return False
 
 
 def _render(
@@ -198,8 +194,8 @@ def rendered_or_empty(
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     """Return the text between an assistant turn and the token that ends it, and this token.
 
-    The token is the first added token, special or not, that the chat template writes after the text
-    of the turn. Without such a token, or without a template, it is eos.
+    It is the first added token, special or not, that the chat template writes after the text of the
+    turn; eos without one, or without a template.
     """
     _, _, after = rendered_or_empty(tokenizer, [QUESTION, ANSWER]).rpartition(ASSISTANT)
     contents = {token.content for token in tokenizer.added_tokens_decoder.values()}
@@ -219,22 +215,18 @@ def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
-    """Return the ids that end a response: end of turn, eos, and what the model's folder names.
+    """Return the ids that end a response: end of turn, eos, and those of the model's folder.
 
-    The folder's are all of eos_token_id in generation_config.json or, without that file, in
-    config.json, as in transformers.
-
-    folder: The folder of the model that responds.
+    They are eos_token_id in generation_config.json or, without that file, in config.json, as in
+    transformers.
     """
-    ids = [end_of_turn(tokenizer)[1], int(tokenizer.eos_token_id)]
-    for name in ("generation_config.json", "config.json"):
-        path = Path(folder, name)
-        if path.is_file():
-            value = json.loads(path.read_text()).get("eos_token_id")
-            ids += value if isinstance(value, list) else [] if value is None else [value]
-            break
+    ids: list[Any] = [end_of_turn(tokenizer)[1], int(tokenizer.eos_token_id)]
+    paths = [Path(folder, name) for name in ("generation_config.json", "config.json")]
+    if path := next(filter(Path.is_file, paths), None):
+        value = json.loads(path.read_text()).get("eos_token_id")
+        ids += value if isinstance(value, list) else [value]
     # Without duplicates, in this order.
-    return tuple(dict.fromkeys(ids))
+    return tuple(number for number in dict.fromkeys(ids) if number is not None)
 
 
 class SpecialTokens:
@@ -304,13 +296,10 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
             f"{tokenizer.name_or_path}: the tokenizer has no token that can serve as pad: set"
             " pad_token in tokenizer_config.json"
         )
-    if token == tokenizer.pad_token:
-        return
-    if token == IMPOSSIBLE_BYTE:
+    if token == IMPOSSIBLE_BYTE != tokenizer.pad_token:
         added = AddedToken(token, single_word=True, normalized=False, special=True)
         tokenizer.add_special_tokens({"pad_token": added})
-    else:
-        tokenizer.pad_token = token
+    tokenizer.pad_token = token
 
 
 def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

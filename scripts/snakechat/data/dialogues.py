@@ -71,14 +71,10 @@ def render_prompt(turns: Iterable[Turn]) -> str:
     A prompt without any marker is its text alone: the response continues it. Without turns, the
     response is a text that is not a dialogue.
     """
-    turns = list(turns)
-    if not turns:
-        return ""
-    text = "".join(
-        text if role == UNMARKED else f"\n\n{MARKERS[role]}:{render_response(text)}"
-        for role, text in turns
-    )
-    return text if turns[-1][0] == UNMARKED else text + RESPONSE
+    text, role = "", UNMARKED
+    for role, content in turns:
+        text += content if role == UNMARKED else f"\n\n{MARKERS[role]}:{render_response(content)}"
+    return text if role == UNMARKED else text + RESPONSE
 
 
 def render_response(text: str) -> str:
@@ -157,16 +153,16 @@ def chat_template(tokenizer: Any) -> str:
     The template writes what the tokenizer puts in front of a text, because chat templates replace
     it: bos, and the space of SentencePiece tokenizers, unless these also put it behind bos.
     """
-    has_bos = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
-    prefix = ""
-    if has_bos:
-        ids, bos = tokenizer(RESPONSE).input_ids, tokenizer.bos_token
-        with_space = tokenizer(f"{bos} {RESPONSE}", add_special_tokens=False).input_ids
-        without = tokenizer(f"{bos}{RESPONSE}", add_special_tokens=False).input_ids
-        # Some tokenizers append eos.
-        needs_space = ids[: len(with_space)] == with_space != without
-        prefix = "{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n"
-    return prefix + CHAT_TEMPLATE
+    if tokenizer("").input_ids[:1] != [tokenizer.bos_token_id]:
+        return CHAT_TEMPLATE
+    ids, bos = tokenizer(RESPONSE).input_ids, tokenizer.bos_token
+    with_space, without = (
+        tokenizer(f"{bos}{space}{RESPONSE}", add_special_tokens=False).input_ids
+        for space in (" ", "")
+    )
+    # Some tokenizers append eos.
+    needs_space = ids[: len(with_space)] == with_space != without
+    return ("{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n") + CHAT_TEMPLATE
 
 
 def is_empty(turns: Iterable[Turn]) -> bool:

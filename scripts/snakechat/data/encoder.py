@@ -15,6 +15,7 @@ from snakechat.data.chat_templates import (
     SpecialTokens,
     TurnsRejected,
     end_of_turn,
+    limited_steps,
     render_turns,
     rendered_or_empty,
     source_of,
@@ -31,7 +32,7 @@ from snakechat.data.dialogues import (
     response_content,
     response_turn,
 )
-from snakechat.data.tokenizers import encode_texts, resolved_template
+from snakechat.data.tokenizers import resolved_template
 from snakechat.workflow.errors import InputError
 
 # Characters of a difference between two texts that an error shows, before and after its start.
@@ -49,6 +50,8 @@ MARKED = re.compile(f"{OPEN}([{OPEN}{CLOSE}]|[^{OPEN}{CLOSE}]+){CLOSE}")
 ROWS = 128
 
 Ids = list[int]
+# The texts of a prompt and of its responses.
+Written = tuple[str, list[str | None]]
 T = TypeVar("T")
 
 
@@ -64,21 +67,13 @@ def accepted(rows: Iterable[T | TurnsRejected]) -> Iterator[T]:
 
 
 class DialogueTemplate:
-    """The template `dialogue`: texts in which "Human:" and "Assistant:" mark the turns.
+    """The template `dialogue`: texts in which "Human:" and "Assistant:" mark the turns."""
 
-    Attributes:
-        context: The text between the last turn of a prompt and a response.
-        end: The text that ends a response; "" if only a token does.
-    """
-
+    # The text between the last turn of a prompt and a response, and the text that ends a response.
     context, end = RESPONSE, ""
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """Return the text of a prompt.
-
-        Raises:
-            TurnsRejected: A turn is more than a text.
-        """
+        """Return the text of a prompt. Raises TurnsRejected if a turn is more than a text."""
         if has_messages(turns):
             raise TurnsRejected(
                 "template: dialogue cannot write thoughts, tools and their calls: use a model with"
@@ -101,10 +96,7 @@ class ChatTemplate:
     A response is what the template writes between the prompt, rendered alone, and the token that
     ends the turn, when it renders the whole dialogue. Each row is compared with this rendering.
 
-    Args:
-        generates: Whether a model responds; a classifier's template need not write prompts.
-
-    Attributes: As of DialogueTemplate.
+    generates: Whether a model responds; a classifier's template need not write prompts.
 
     Raises:
         InputError: The template does not continue a prompt by a response.
@@ -117,13 +109,14 @@ class ChatTemplate:
         self.end = str(tokenizer.decode([end_id]))
         prompt = rendered_or_empty(tokenizer, [QUESTION], prompt=True)
         dialogue = rendered_or_empty(tokenizer, [QUESTION, ANSWER])
-        is_written = bool(prompt and dialogue)
-        self.context = prompt.rpartition(USER)[2] if is_written else ""
+        if not (prompt and dialogue):
+            prompt = dialogue = ""
+        self.context = prompt.rpartition(USER)[2]
         # Other text in front, such as empty thoughts, is left to the model.
         space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
-        self.space = space if is_written and space.isspace() else ""
+        self.space = space if space.isspace() else ""
         # Rows report a template that rejects these turns, or starts a response with thoughts.
-        if generates and is_written:
+        if generates and prompt:
             start = START_OF_THOUGHTS.sub("", prompt)
             text = self.response(start, [QUESTION], ASSISTANT)
             if self.special.pattern.search(text) and render_turns(tokenizer, [QUESTION]) == prompt:
@@ -147,8 +140,7 @@ class ChatTemplate:
         otherwise the last one, of which more templates keep the thoughts.
 
         Args:
-            prompt: The text of the prompt.
-            turns: Its turns.
+            prompt, turns: The text of the prompt, and its turns.
             response: As in records.
 
         Raises:
@@ -162,29 +154,17 @@ class ChatTemplate:
         for further in ([QUESTION], []):
             try:
                 whole = render_turns(self.tokenizer, [*turns, turn, *further])
-                return self._response_in(whole, prompt, turn)
+                stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
+                if stop < 0:
+                    raise self._mismatch(prompt, whole, message_of(turn)["content"])
+                self._require_whole(prompt, whole[len(prompt) : stop], turn)
+                return whole[len(prompt) : stop]
             except TurnsRejected as error:
                 rejected = error
         raise rejected
 
-    def _response_in(self, whole: str, prompt: str, response: Turn) -> str:
-        """Return the text of a response in the rendering of a dialogue, behind its prompt.
-
-        Raises:
-            TurnsRejected: The rendering does not continue the prompt by the response.
-        """
-        stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
-        if stop < 0:
-            raise self._mismatch(prompt, whole, message_of(response)["content"])
-        text = whole[len(prompt) : stop]
-        self._require_whole(prompt, text, response)
-        return text
-
     def _require_whole(self, prompt: str, text: str, response: Turn) -> None:
-        """Raise TurnsRejected if a template leaves out a part of a response, but for white space.
-
-        text: The response as the template writes it.
-        """
+        """Raise TurnsRejected if the text of a response lacks a part of it, but for white space."""
         starts = START_OF_THOUGHTS.search(prompt) is not None
         if starts and text.lstrip().startswith(THINK):
             raise TurnsRejected(
@@ -238,36 +218,28 @@ class Encoder:
     encoded apart.
 
     Args:
-        tokenizer: A fast tokenizer.
-        template: "dialogue" renders the turns of a prompt with "Human:" and "Assistant:"; "chat"
-            by the tokenizer's chat template.
-        generates: Whether the model responds; a classifier's template need not write prompts.
+        template: As for resolved_template.
+        generates: As for ChatTemplate.
 
     Attributes:
         template: "dialogue" or "chat".
         end_id: The token that ends a response: eos, or the chat template's end of a turn.
 
     Raises:
-        InputError: The tokenizer is not a fast one, has no chat template although template is
-            "chat", or one that does not continue a prompt by its response.
+        InputError: The tokenizer is not a fast one, or its chat template does not continue a prompt
+            by a response.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template: str, generates: bool = True
     ) -> None:
-        template = resolved_template(tokenizer, template)
-        self.tokenizer, self.template = tokenizer, template
-        self.is_chat = template == "chat"
         if not tokenizer.is_fast:
             raise InputError(
                 f"{source_of(tokenizer)}: the tokenizer has no tokenizer.json: convert it to a fast"
                 " one"
             )
-        if self.is_chat and not tokenizer.chat_template:
-            raise InputError(
-                f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
-                " requires: use template: dialogue"
-            )
+        self.tokenizer, self.template = tokenizer, resolved_template(tokenizer, template)
+        self.is_chat = self.template == "chat"
         self.backend = text_backend(tokenizer)
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
         self.backend.encode_special_tokens = not self.is_chat
@@ -278,7 +250,10 @@ class Encoder:
         self.contexts: dict[str, Ids] = {}
         # Whether texts may have marks: only `marked` writes them.
         self.has_marks = False
-        self.num_appended = self._num_appended()
+        # Tokens, such as eos, that the tokenizer appends to each text.
+        [[*_, last]] = self._ids([":"])
+        [extended] = self._ids([":"], add_special_tokens=True)
+        self.num_appended = extended[::-1].index(last)
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[Ids]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
@@ -299,17 +274,22 @@ class Encoder:
                 None has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
         """
+        write = self.writer.sampled if sampled else self.writer.response
         rows = zip(prompts, *responses, strict=True)
         while part := list(islice(rows, ROWS)):
-            written = [self._written(turns, texts, sampled) for turns, *texts in part]
-            valid = [row for row in written if not isinstance(row, TurnsRejected)]
-            encoded = iter(self._encoded(valid))
+            written: list[Written | TurnsRejected] = []
+            for turns, *texts in part:
+                try:
+                    prompt = self.writer.prompt(turns)
+                    new = [None if text is None else write(prompt, turns, text) for text in texts]
+                    written.append((prompt, new))
+                except TurnsRejected as error:
+                    written.append(error)
+            encoded = self._encoded([row for row in written if not isinstance(row, TurnsRejected)])
             for row in written:
                 yield row if isinstance(row, TurnsRejected) else next(encoded)
 
-    def _encoded(
-        self, written: Sequence[tuple[str, list[str | None]]]
-    ) -> Iterator[tuple[Ids, list[Ids]]]:
+    def _encoded(self, written: Sequence[Written]) -> Iterator[tuple[Ids, list[Ids]]]:
         """Yield the ids of prompts and of their responses, given as texts.
 
         In a chat, a prompt that continues the row before, as in a dialogue whose turns are all
@@ -333,19 +313,6 @@ class Encoder:
             before = [*start, *responses[0]] if responses else []
             yield start, responses
 
-    def _written(
-        self, turns: list[Turn], responses: Sequence[str | None], sampled: bool
-    ) -> tuple[str, list[str | None]] | TurnsRejected:
-        """Return the texts of a prompt and of its responses, or their rejection."""
-        write = self.writer.sampled if sampled else self.writer.response
-        try:
-            prompt = self.writer.prompt(turns)
-            return prompt, [
-                text if text is None else write(prompt, turns, text) for text in responses
-            ]
-        except TurnsRejected as error:
-            return error
-
     def rendered(self, turns: Sequence[Turn]) -> Ids:
         """Return the ids of turns as the chat template renders them, to the end of the text."""
         return self._ids([render_turns(self.tokenizer, turns)])[0]
@@ -354,10 +321,9 @@ class Encoder:
         """Return the ids of plain texts, from the tokenizer's prefix to eos."""
         in_dialogues = self.backend.encode_special_tokens
         self.backend.encode_special_tokens = True
-        encoded = self._ids(texts, add_special_tokens=True)
+        encoded = self._prefixed_ids(texts)
         self.backend.encode_special_tokens = in_dialogues
-        eos = self.tokenizer.eos_token_id
-        return [[*ids[: len(ids) - self.num_appended], eos] for ids in encoded]
+        return [[*ids, self.tokenizer.eos_token_id] for ids in encoded]
 
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.
@@ -379,18 +345,13 @@ class Encoder:
             return f"{OPEN}{re.sub(f'[{OPEN}{CLOSE}]', '', text)}{CLOSE}"
         return marked
 
-    def _num_appended(self) -> int:
-        """Return how many tokens, such as eos, the tokenizer appends to each text."""
-        [[*_, last]] = self._ids([":"])
-        [with_special] = self._ids([":"], add_special_tokens=True)
-        return with_special[::-1].index(last)
-
     def _prompt_ids(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of the texts of prompts."""
-        if self.is_chat:
-            return self._ids(texts)
+        """Return the ids of the texts of prompts: a chat template writes the prefix itself."""
+        return self._ids(texts) if self.is_chat else self._prefixed_ids(texts)
+
+    def _prefixed_ids(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of texts with the tokenizer's prefix, without tokens that it appends."""
         encoded = self._ids(texts, add_special_tokens=True)
-        # Without tokens that would end a text.
         return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def _response_ids(self, written: Sequence[tuple[str, str]]) -> list[Ids]:
@@ -418,11 +379,9 @@ class Encoder:
             [self.contexts[text]] = self._ids([text])
         return text
 
-    def _ids(self, texts: Iterable[str], add_special_tokens: bool = False) -> list[Ids]:
-        texts = list(texts)
-        options = {"add_special_tokens": add_special_tokens}
+    def _ids(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Ids]:
         if not (self.has_marks and any(OPEN in text for text in texts)):
-            return encode_texts(self.tokenizer, self.backend, texts, **options)
+            return self._encode(texts, add_special_tokens)
         encoded = []
         for text in texts:
             ids: Ids = []
@@ -430,7 +389,12 @@ class Encoder:
             for number, piece in enumerate(MARKED.split(text)):
                 if piece:
                     self.backend.encode_special_tokens = number % 2 == 1
-                    ids += encode_texts(self.tokenizer, self.backend, [piece], **options)[0]
+                    ids += self._encode([piece], add_special_tokens)[0]
             encoded.append(ids)
         self.backend.encode_special_tokens = False
         return encoded
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Ids]:
+        encode = self.backend.encode_batch_fast
+        with limited_steps(source_of(self.tokenizer)):
+            return [each.ids for each in encode(texts, add_special_tokens=add_special_tokens)]

@@ -38,8 +38,8 @@ def whole_lengths_path(folder: Path, split: str) -> Path:
 def read_statistics(tokens: Path, split: str) -> dict[str, Any]:
     """Return the statistics of a split of a tokenized phase.
 
-    Among them are `template`, which the rows are written with, and the `weights` of datasets and
-    the rows that are `kept_of` each, in the order in which the arrays hold them.
+    Among them are the `template` of the rows, the `weights` of datasets, and the rows that are
+    `kept_of` each, in the order in which the arrays hold them.
     """
     found: dict[str, Any] = json.loads((tokens / "stats.json").read_text())[split]
     return found
@@ -49,10 +49,7 @@ def read_statistics(tokens: Path, split: str) -> dict[str, Any]:
 def open_ragged(
     folder: str | Path, name: str, vocab_size: int
 ) -> Iterator[Callable[[Sequence[Sequence[int]]], None]]:
-    """Open a ragged array for writing; yield a function that appends rows, each a list of ids.
-
-    vocab_size: Size of the vocabulary, which determines the type of the ids.
-    """
+    """Open a ragged array for writing; yield a function that appends rows, each a list of ids."""
     dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
     lengths = [np.zeros(1, np.int64)]
     with Path(folder, f"{name}.ids.npy").open("wb") as file:

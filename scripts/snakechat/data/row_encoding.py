@@ -64,10 +64,8 @@ def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[A
 
     A prompt and its responses have at most settings.max_length tokens together. Both responses of a
     pair follow the same prompt, which makes room for the longer one. A response that is None has no
-    tokens. Prompts without responses have at most settings.max_prompt_length tokens. They are not
-    truncated, because that would change the question.
-
-    settings: `fields` names the columns to encode, which are also the first ids of rows.
+    tokens. Prompts without responses have at most settings.max_prompt_length tokens, and are not
+    truncated: that would change the question.
     """
     records = list(zip(*(batch[name] for name in settings.fields), strict=True))
     reasons = [drop_reason(encoder, *record, unpaired=settings.unpaired) for record in records]
@@ -98,12 +96,9 @@ def _encode_dialogues(
 ) -> Iterator[Rows]:
     """Encode records to one row each or, with all_turns, to rows with all of its responses."""
     train_on = getattr(settings, "train_on", None)
-    talks: list[list[Conversation]] = []
-    for turns, *responses in records:
-        is_all = train_on == "all_turns"
-        talks.append(trained_responses(turns, *responses) if is_all else [(turns, responses)])
+    talks = [conversations_of(settings, *record) for record in records]
     conversations = [each for talk in talks for each in talk]
-    columns = zip(*(responses for _, responses in conversations), strict=True)
+    columns = zip(*(texts for _, texts in conversations), strict=True)
     encoded = encoder.conversations([turns for turns, _ in conversations], *columns)
     for talk in talks:
         # All of them, before one is rejected.
@@ -113,9 +108,8 @@ def _encode_dialogues(
                 yield _rows_of_turns(encoder, settings.max_length, talk, accepted(part))
                 continue
             [(turns, texts)], [(prompt, ids)] = talk, accepted(part)
-            if train_on == "all_tokens" and any(
-                is_response(t) and not is_trained(t) for t in turns
-            ):
+            untrained = (turn for turn in turns if is_response(turn) and not is_trained(turn))
+            if train_on == "all_tokens" and any(untrained):
                 yield InputError(UNTRAINED)
             elif texts:
                 yield [_fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)]
@@ -143,16 +137,13 @@ def _fitting_row(
     Raises:
         TurnsRejected: The template rejects the prompt without its older turns.
     """
-    whole_lengths = list(map(len, responses))
-    longest = max(whole_lengths)
-    kept = list(turns)
-    if len(prompt) + longest > limit:
-        if (fitting := fitting_turns(encoder, turns, longest, limit)) is None:
+    whole_lengths, kept = list(map(len, responses)), list(turns)
+    if len(prompt) + max(whole_lengths) > limit:
+        if (fitting := fitting_turns(encoder, turns, max(whole_lengths), limit)) is None:
             return TOO_LONG
         if fitting != kept:
             kept = fitting
-            shorter = encoder.conversations([kept], *([text] for text in texts))
-            [(prompt, responses)] = accepted(shorter)
+            [(prompt, responses)] = accepted(encoder.conversations([kept], *([t] for t in texts)))
     ids = [response[: limit - len(prompt)] for response in responses]
     # The texts differ after the truncation, or in characters that have the same ids.
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -172,8 +163,7 @@ def fitting_turns(
     """Return the turns of the longest prompt that fits; None if none leaves room for a response.
 
     Args:
-        turns: The turns of the whole prompt, which does not fit.
-        response_length: Number of tokens of the response, or of the longer one of a pair.
+        response_length: Tokens of the response, or of the longer one of a pair.
         limit: Maximum number of tokens of prompt and response.
     """
     num_system, starts = divide_turns(turns)
@@ -235,12 +225,14 @@ def _rows_of_turns(
     return rows
 
 
-def trained_responses(turns: list[Turn], response: str) -> list[Conversation]:
-    """Return the responses of a dialogue to a user that are trained, each with its prompt.
+def conversations_of(settings: Any, turns: list[Turn], *responses: Any) -> list[Conversation]:
+    """Return the prompt of a record with its responses or, with all_turns, of each trained turn.
 
-    response: The last one, as in records.
+    They are the responses of a dialogue to a user.
     """
-    dialogue = [*turns, response_turn(response)]
+    if getattr(settings, "train_on", None) != "all_turns":
+        return [(turns, list(responses))]
+    dialogue = [*turns, response_turn(*responses)]
     first = next((n for n, (role, _) in enumerate(dialogue) if role in ("user", UNMARKED)), 0)
     return [
         (dialogue[:place], [recorded_response(turn)])
@@ -301,9 +293,8 @@ def kept_names(job: Job[Any], split: str) -> list[str]:
     if job.settings.fields != [PROMPT]:
         return []
     datasets = range(1, len(job.settings.weights) + 1)
-    schemas = [pq.read_schema(records_path(job, dataset, split)) for dataset in datasets]
-    columns = {name for schema in schemas for name in schema.names if name.startswith(KEPT)}
-    return sorted(name.removeprefix(KEPT) for name in columns)
+    columns = {c for n in datasets for c in pq.read_schema(records_path(job, n, split)).names}
+    return sorted(name.removeprefix(KEPT) for name in columns if name.startswith(KEPT))
 
 
 def records_path(job: Job[Any], dataset: int, split: str) -> Path:
@@ -317,26 +308,26 @@ def converted_batches(
     split: str,
     convert: Callable[[Batch], Iterable[list[Any] | InputError]],
     dropped: Counter[str],
-) -> Iterator[tuple[int, Batch, list[list[Any]]]]:
-    """Yield (dataset, batch of records, what each becomes) of the rows of a phase.
+) -> Iterator[tuple[int, Batch, list[Any]]]:
+    """Yield (dataset, batch of records, the rows that they become) of a phase.
 
     What a dropped record becomes is its reason.
 
     Args:
-        convert: Returns what each record of a batch becomes, or why it cannot be encoded.
+        convert: Returns the rows of each record of a batch, or why it cannot be encoded.
         dropped: Counts the reasons.
 
     Raises:
         InputError: A record cannot be encoded, and its dataset does not skip such rows; or no row
             is left.
     """
-    rows, is_left = phase_rows(job, split), False
+    numbers_of, is_left = phase_rows(job, split), False
     columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names(job, split))]
-    names = {dataset: dataset_name(job, f"records.{dataset}") for dataset in rows}
-    for dataset, numbers in rows.items():
+    names = {dataset: dataset_name(job, f"records.{dataset}") for dataset in numbers_of}
+    for dataset, numbers in numbers_of.items():
         path, row_numbers = records_path(job, dataset, split), iter(numbers)
         for batch in read_record_batches(path, numbers, columns):
-            converted = []
+            rows: list[Any] = []
             for found, number in zip(convert(batch), row_numbers, strict=False):
                 if isinstance(found, InputError):
                     is_rejected = isinstance(found, TurnsRejected)
@@ -345,13 +336,13 @@ def converted_batches(
                         row = f"dataset {names[dataset]}: {path}: row {number + 1}"
                         raise InputError(f"{row}: {found}{hint}")
                     found = [REJECTED]
-                converted.append(found)
-            reasons = [row for found in converted for row in found if isinstance(row, str)]
+                rows += found
+            reasons = [row for row in rows if isinstance(row, str)]
             dropped.update(reasons)
-            is_left |= len(reasons) < sum(map(len, converted))
-            yield dataset, batch, converted
+            is_left |= len(reasons) < len(rows)
+            yield dataset, batch, rows
     if not is_left:
-        phase, total = job.settings.phase, sum(map(len, rows.values()))
+        phase, total = job.settings.phase, sum(map(len, numbers_of.values()))
         raise InputError(
             f"{', '.join(names.values())}: the {split} split of phase {phase} has no rows left of"
             f" {total} (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from snakechat.data.chat_templates import (
     limited_time,
     mark_end_of_turn,
     set_pad_token,
-    source_of,
     syntax_problem,
     text_backend,
 )
@@ -47,25 +46,26 @@ def load_tokenizer(
 
     Args:
         template_arguments: As for set_template_defaults.
-        is_result: Whether this function has loaded the tokenizer before it was saved there, so that
-            the files name all special tokens, and it is not saved again. Then it needs no class of
-            its own: transformers imports torch to find one.
+        is_result: Whether this function loaded the tokenizer that was saved there, so that the
+            files name all special tokens. Then it needs no class of its own: transformers imports
+            torch to find one.
 
     Raises:
         InputError: The tokenizer has no eos token, or tokenizer.json a regular expression that
             takes too many steps on an added token.
     """
     path = Path(folder, "tokenizer.json")
+    has_file = path.is_file()
     tokenizer: PreTrainedTokenizerBase
     # Without this file, transformers may convert another one for minutes.
-    seconds = MAX_SECONDS if path.is_file() else 0
-    with limited_time(seconds), limited_steps(str(folder)):
-        if is_result and path.is_file():
+    with limited_time(MAX_SECONDS if has_file else 0), limited_steps(str(folder)):
+        if is_result and has_file:
             tokenizer = _from_file(path)
         else:
             from transformers import AutoTokenizer
 
-            tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), path)
+            tokenizer = load_pretrained(AutoTokenizer, folder)
+            tokenizer = _as_in_file(tokenizer, path) if has_file else tokenizer
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"
@@ -85,22 +85,18 @@ def load_tokenizer(
 
 
 def _as_in_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that agrees with tokenizer.json, if its folder has this file.
+    """Return a tokenizer that agrees with its tokenizer.json.
 
     Some classes of transformers take the vocabulary alone from the file: they drop or replace the
     other parts, and change or add tokens. Without a class of its own, a saved tokenizer keeps them.
     """
-    if not path.is_file():
-        return tokenizer
     if _is_equal(tokenizer.backend_tokenizer, Tokenizer.from_file(str(path))):
         return tokenizer
     generic = _from_file(path)
     # Names that the class alone has.
+    vocabulary = generic.get_vocab()
     for name, text in tokenizer.special_tokens_map.items():
-        if (
-            getattr(generic, name) is None
-            and generic.backend_tokenizer.token_to_id(text) is not None
-        ):
+        if getattr(generic, name) is None and text in vocabulary:
             setattr(generic, name, text)
     return generic
 
@@ -138,8 +134,7 @@ def _is_equal(first: Tokenizer, second: Tokenizer) -> bool:
 def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model to train, with the chat template that the model is trained on.
 
-    template: As in resolved_template; "dialogue" sets the template of snakechat.data.dialogues,
-    "chat" keeps the tokenizer's.
+    template: As in resolved_template.
     """
     tokenizer = load_tokenizer(folder)
     if resolved_template(tokenizer, template) == "dialogue":
@@ -163,11 +158,12 @@ def set_template_defaults(
     """
     if not arguments:
         return
-    names, template = ", ".join(arguments), tokenizer.chat_template
+    template = tokenizer.chat_template
     if not isinstance(template, str):
         found = "no chat template" if template is None else "several chat templates"
         raise InputError(
-            f"template_arguments: {names}: the tokenizer has {found}, expected one: remove them"
+            f"template_arguments: {', '.join(arguments)}: the tokenizer has {found}, expected one:"
+            " remove them"
         )
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     # transformers adds the statement `generation` to Jinja.
@@ -177,16 +173,23 @@ def set_template_defaults(
             variables = find_undeclared_variables(environment.parse(statements))
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
-    for name in arguments:
+    defaults = ""
+    for name, value in arguments.items():
         if name not in variables:
             raise InputError(
                 f"template_arguments: the chat template does not read {name}, but"
                 f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
             )
-    defaults = ""
-    for name, value in arguments.items():
         if name == DAY:
-            template = _with_day(template, value)
+            try:
+                day = date.fromisoformat(str(value))
+            except ValueError:
+                raise InputError(
+                    f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
+                ) from None
+            template = DAY_CALL.sub(
+                lambda call, day=day: json.dumps(day.strftime(call[2])), template
+            )
         else:
             # As Jinja writes a value, JSON does too.
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -194,21 +197,6 @@ def set_template_defaults(
             defaults += f"{{%- if {name} is not defined %}}{{%- set {name} = {text} %}}"
             defaults += "{%- endif %}\n"
     tokenizer.chat_template = defaults + template
-
-
-def _with_day(template: str, value: object) -> str:
-    """Return a template with a date in place of the calls that format the current day.
-
-    Raises:
-        InputError: The value is not a date.
-    """
-    try:
-        day = date.fromisoformat(str(value))
-    except ValueError:
-        raise InputError(
-            f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
-        ) from None
-    return DAY_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
@@ -229,19 +217,3 @@ def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenize
     return _is_equal(*backends) and all(
         getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
     )
-
-
-def encode_texts(
-    tokenizer: PreTrainedTokenizerBase, backend: Tokenizer, texts: Sequence[str], **options: Any
-) -> list[list[int]]:
-    """Return the ids of texts.
-
-    Args:
-        backend: That of the tokenizer, or its text_backend.
-        options: Of encode_batch_fast.
-
-    Raises:
-        InputError: A regular expression of tokenizer.json takes too many steps on a text.
-    """
-    with limited_steps(source_of(tokenizer)):
-        return [each.ids for each in backend.encode_batch_fast(texts, **options)]

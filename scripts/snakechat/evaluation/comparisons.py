@@ -45,18 +45,16 @@ def pass_rates(passed: np.ndarray) -> ResponseMetrics:
     It is 1 - C(S - c, K) / C(S, K) where c of S responses pass (Chen et al. 2021,
     arxiv.org/abs/2107.03374).
 
-    Args:
-        passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it, and
-            then the prompt has no estimate.
+    passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it, and then
+        the prompt has no estimate.
     """
     number, counts = len(passed), passed.sum(axis=0)
     rates = {}
     for k in (k for k in PASS_AT if k <= number):
-        tables = [1 - math.comb(number - c, k) / math.comb(number, k) for c in range(number + 1)]
-        known = ~np.isnan(counts)
-        values = np.full(counts.shape, np.nan)
-        values[known] = np.take(tables, counts[known].astype(int))
-        rates[f"pass_at_{k}"] = values[None]
+        table = [1 - math.comb(number - c, k) / math.comb(number, k) for c in range(number + 1)]
+        # Without a count, the last one: NaN.
+        places = np.nan_to_num(counts, nan=number + 1).astype(int)
+        rates[f"pass_at_{k}"] = np.take([*table, math.nan], places)[None]
     return rates
 
 
@@ -68,7 +66,6 @@ def compare(
     """Compare models with the one that RLHF started from, by the metrics of their responses.
 
     Args:
-        models: Metrics by model.
         scores: Names of the metrics that decide wins.
         prompts: Texts of the prompts [n]. Rows with equal prompts are not independent.
 
@@ -93,13 +90,11 @@ def compare(
             # Responses to the same prompt are correlated: their mean is one observation.
             mean, interval = mean_with_interval(prompt_means(value), clusters)
             metrics[name][key], metrics["intervals_95"][name][key] = mean, interval
-        if name != initial:
-            for key in (*scores, "success"):
-                if key in values:
-                    prefix = "" if name == "rlhf" else f"{name}_"
-                    metrics[f"{prefix}{key}_difference"] = mean_difference(
-                        values[key], models[initial][key], clusters
-                    )
+        for key in (*scores, "success"):
+            if name != initial and key in values:
+                prefix = "" if name == "rlhf" else f"{name}_"
+                difference = mean_difference(values[key], models[initial][key], clusters)
+                metrics[f"{prefix}{key}_difference"] = difference
         place = INITIAL_MODELS.index(name) + 1 if name in INITIAL_MODELS else 0
         wins = {
             other: {
@@ -117,10 +112,7 @@ def compare(
 def means_by_dataset(
     models: Mapping[str, ResponseMetrics], datasets: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return num_prompts and the means of each model, of each dataset.
-
-    datasets: Dataset of each prompt [n].
-    """
+    """Return num_prompts and the means of each model, of each dataset of the prompts [n]."""
     means: dict[str, dict[str, Any]] = {}
     for dataset in dict.fromkeys(datasets):
         mask = np.equal(datasets, dataset)

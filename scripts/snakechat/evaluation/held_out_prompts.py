@@ -22,15 +22,13 @@ def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[li
     Args:
         tokens: Tokens of stage rlhf.
         num_prompts: Upper limit for the number of prompts.
-        seed: Seed of the draw.
 
     Returns:
         The row of each prompt [n], and the place of its dataset in the blend.
     """
     statistics = read_statistics(tokens, "eval")
     kept_of, weights = statistics["kept_of"], statistics["weights"]
-    counts = [0] * len(kept_of)
-    datasets = []
+    counts, datasets = [0] * len(kept_of), []
     for _ in range(min(num_prompts, sum(kept_of))):
         dataset = max(
             (place for place, size in enumerate(kept_of) if counts[place] < size),
@@ -61,7 +59,6 @@ def count_contamination(
     Texts count as equal if they are but for case, whitespace and punctuation.
 
     Args:
-        prompts: Texts of the evaluation prompts.
         phases_of: Phases that the models were trained on, of each dataset.
         inputs: Folders of the job's inputs: records.DATASET and rows.DATASET.
 

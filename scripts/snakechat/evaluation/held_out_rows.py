@@ -44,8 +44,7 @@ def write_metrics(
 ) -> dict[str, Any]:
     """Write metrics.json of the rows, and return it.
 
-    metrics_of: Returns metrics from the cluster of each row [n] (rows with equal prompts share one)
-        and the rows that count.
+    metrics_of: Returns metrics from the cluster of each row [n], and the rows that count.
     """
     prompts = Ragged(job.inputs["tokens"], "eval.prompt")
     clusters = clusters_of(tuple(prompts[row]) for row in range(len(prompts)))
@@ -75,13 +74,11 @@ def metrics_by_dataset(
 
 
 def calibration_error(margins: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
-    """Return the expected calibration error of a reward model (Guo et al. 2017, eq. 3).
+    """Return the expected calibration error of margins [n] (Guo et al. 2017, eq. 3).
 
     The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
     with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
     and confidence, over bins of pairs with similar confidences.
-
-    margins: [n], chosen - rejected score.
     """
     confidences = torch.sigmoid(margins.abs())
     correct = (margins > 0).to(confidences.dtype)
@@ -101,10 +98,7 @@ def held_out_pair_metrics(
 ) -> dict[str, Any]:
     """Return pair_metrics, calibration_error, and the accuracy of choosing the longer response.
 
-    Args:
-        losses: [n].
-        scores, lengths, rounding: [2, n], of chosen and rejected responses.
-        clusters: [n].
+    Losses and clusters are [n]; scores, lengths, rounding [2, n], of chosen and rejected responses.
     """
     margins = pair_margins(scores, rounding)
     shares = {
@@ -112,16 +106,13 @@ def held_out_pair_metrics(
         "ties": margins == 0,
         "longer_wins_accuracy": lengths[0] > lengths[1],
     }
-    intervals = {
-        name: mean_with_interval(values.numpy(), clusters.numpy())
-        for name, values in shares.items()
-    }
+    found = {n: mean_with_interval(each.numpy(), clusters.numpy()) for n, each in shares.items()}
     return {
         "pairs": len(losses),
         **pair_metrics(losses, scores, rounding.sum(dim=0)),
         "calibration_error": calibration_error(margins),
-        "longer_wins_accuracy": intervals["longer_wins_accuracy"][0],
-        "intervals_95": {name: interval for name, (_, interval) in intervals.items()},
+        "longer_wins_accuracy": found["longer_wins_accuracy"][0],
+        "intervals_95": {name: interval for name, (_, interval) in found.items()},
     }
 
 
@@ -130,8 +121,7 @@ def held_out_labelled_metrics(
 ) -> dict[str, Any]:
     """Return labelled_metrics; and longer_wins_auc, the AUC of the length as a score.
 
-    Arguments as of held_out_pair_metrics, of good and bad responses. Those with a length of 0 do
-    not exist.
+    Shapes as of held_out_pair_metrics, of good and bad responses. A length of 0 is no response.
     """
     present = lengths > 0
     limit = 2 * rounding[present].mean().item()
@@ -151,14 +141,11 @@ def held_out_labelled_metrics(
 def auc_with_interval(
     scores: tuple[Tensor, Tensor], clusters: tuple[Tensor, Tensor], rounding: float = 0.0
 ) -> tuple[float, list[float]]:
-    """Return the area under the ROC curve and its 95 % interval.
+    """Return the area under the ROC curve of good and bad responses, and its 95 % interval.
 
     DeLong et al. 1988 have its variance, Obuchowski 1997 its variance over clusters.
 
-    Args:
-        scores: Of good and of bad responses, at least one each.
-        clusters: Their clusters.
-        rounding: Scores that differ by no more are ties.
+    rounding: Scores that differ by no more are ties.
     """
     good, bad = scores
     of_good, of_bad = placements(good, bad, rounding), 1 - placements(bad, good, rounding)
@@ -175,21 +162,19 @@ def write_pair_metrics(
 ) -> None:
     """Write metrics.json of the rows of the evaluation split, and print a summary.
 
-    Args:
-        losses: [n].
-        scores: [2, n], of chosen and rejected, or of good and bad responses.
-        rounding: Rounding errors of the scores [2, n].
-        labelled: Whether the responses are labelled good or bad, and make no pairs.
+    Shapes as of held_out_pair_metrics.
+
+    labelled: Whether the responses are labelled good or bad, and make no pairs.
     """
     path = whole_lengths_path(job.inputs["tokens"], "eval")
     tensors = losses, scores, torch.from_numpy(np.load(path, allow_pickle=False)), rounding
     metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
-    metrics = write_metrics(
-        job,
-        lambda clusters, rows: metrics_of(
-            *(tensor[..., rows] for tensor in (*tensors, torch.from_numpy(clusters)))
-        ),
-    )
+
+    def metrics_of_rows(clusters: np.ndarray, rows: slice) -> dict[str, Any]:
+        selected = [tensor[..., rows] for tensor in (*tensors, torch.from_numpy(clusters))]
+        return metrics_of(*selected)
+
+    metrics = write_metrics(job, metrics_of_rows)
     summary = ("responses", "share_good", "auc") if labelled else ("accuracy", "ties")
     print(", ".join(f"{name} {metrics[name]:.4g}" for name in summary if name in metrics))
 
@@ -203,11 +188,9 @@ def sampled_models(
     """Yield language models one after the other, and write responses to held-out prompts.
 
     The responses of the rows themselves come first, under "data". Each model responds with greedy
-    decoding once the caller is done with it, and is closed then. All processes of the job take all
-    models; the first one writes responses.jsonl.
+    decoding once the caller is done with it, and is closed then. All processes take all models.
 
-    Args:
-        names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
+    names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
     """
     start_evaluation(job.placement, dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
@@ -215,12 +198,10 @@ def sampled_models(
     prompts, own = ([list(map(int, table[row])) for row in rows] for table in tables)
     texts = {"data": tokenizer.batch_decode(own, skip_special_tokens=True)}
     for key, name in names.items():
-        folder = job.inputs[key]
-        with load_frozen(
-            Policy, folder, dtype, tokenizer, job.placement, examples, samples=True
-        ) as model:
+        arguments = job.inputs[key], dtype, tokenizer, job.placement, examples
+        with load_frozen(Policy, *arguments, samples=True) as model:
             yield key, model
-            responses = respond(model, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0)
+            responses = respond(model, tokenizer, job.inputs[key], prompts, MAX_RESPONSE_LENGTH, 0)
             texts[name] = [response["text"] for response in responses]
     if rank() == 0:
         shown = tokenizer.batch_decode(prompts, skip_special_tokens=True)
@@ -240,17 +221,13 @@ def respond(
     max_response_length: int,
     temperature: float,
 ) -> list[Response]:
-    """Return a response to each prompt. All processes of the job call it together.
+    """Return a response to the token ids of each prompt. All processes of the job call it together.
 
-    The longest prompt limits all responses.
+    The longest prompt limits all responses: InputError if it leaves no positions.
 
     Args:
         folder: The folder of the model, which names the tokens that end a response.
-        prompts: Token ids of each prompt.
         temperature: 0 is greedy decoding.
-
-    Raises:
-        InputError: A prompt leaves no positions for a response.
     """
     ends, longest = stop_ids(tokenizer, folder), max(map(len, prompts))
     check_sequence_length(policy.module.model, longest + 1)
@@ -268,9 +245,6 @@ def respond(
 
 def first_prompts(examples: Examples) -> list[int]:
     """Return the rows of the first different prompts."""
-    rows: dict[tuple[int, ...], int] = {}
-    for row in range(len(examples)):
-        rows.setdefault(tuple(examples.prompts[row]), row)
-        if len(rows) == PROMPTS:
-            break
-    return list(rows.values())
+    clusters = clusters_of(tuple(examples.prompts[row]) for row in range(len(examples)))
+    firsts: list[int] = np.unique(clusters, return_index=True)[1].tolist()
+    return firsts[:PROMPTS]

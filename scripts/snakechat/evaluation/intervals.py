@@ -33,25 +33,21 @@ def clusters_of(prompts: Iterable[Hashable]) -> np.ndarray:
 def mean_with_interval(
     values: np.ndarray, clusters: np.ndarray, low: float = 0.0, high: float = 1.0
 ) -> tuple[float, list[float] | None]:
-    """Return the mean of values [n] and its interval.
+    """Return the mean of values [n] and its interval; NaN does not count.
 
     Values between low and high are shares, if these are their limits: their interval stays between
-    the limits, and has a width even if all values are equal. NaN does not count.
-
-    Returns:
-        An interval of None if other values are equal, or have a single cluster; a mean of NaN
-        without values.
+    the limits, and has a width even if all values are equal. That of other values is None if they
+    are equal or have a single cluster. The mean is NaN without values.
     """
     known = ~np.isnan(values)
     values, clusters = np.asarray(values, dtype=np.float64)[known], np.asarray(clusters)[known]
     if not len(values):
         return math.nan, None
-    mean = float(values.mean())
+    mean, width = float(values.mean()), high - low
     influences = (values - mean) / len(values)
-    if low < high and low <= values.min() and values.max() <= high:
-        share = (mean - low) / (high - low)
-        bounds = share_interval(share, influences / (high - low), clusters)
-        return mean, [low + bound * (high - low) for bound in bounds]
+    if width > 0 and low <= values.min() and values.max() <= high:
+        bounds = share_interval((mean - low) / width, influences / width, clusters)
+        return mean, [low + bound * width for bound in bounds]
     return mean, estimate_interval(mean, influences, clusters)
 
 
@@ -111,11 +107,7 @@ def ratio_interval(
 ) -> list[float] | None:
     """Return the interval of sum(numerators) / sum(denominators) (Cochran 1977, eq. 6.13).
 
-    Args:
-        numerators, denominators: Such as the nats and the tokens of each row [n].
-
-    Returns:
-        None as estimate_interval does.
+    They are such as the nats and the tokens of each row [n]. None as estimate_interval returns it.
     """
     total = denominators.sum()
     ratio = float(numerators.sum() / total)
@@ -144,13 +136,9 @@ def _skewness(sums: np.ndarray) -> float:
 def mean_interval(
     values: Sequence[float], lower: float = -math.inf, upper: float = math.inf
 ) -> list[float]:
-    """Return Student's interval of the mean of independent values, cut off at bounds.
+    """Return Student's interval of the mean of two or more independent values, within bounds.
 
-    Equal values have an interval without width.
-
-    Args:
-        values: At least two values, such as one for each seed.
-        lower, upper: The lowest and the highest possible value.
+    Equal values, such as one for each seed, have an interval without width.
     """
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
     half = student_quantile(len(values) - 1) * error
@@ -158,13 +146,9 @@ def mean_interval(
 
 
 def difference_interval(values: Sequence[float], others: Sequence[float]) -> list[float] | None:
-    """Return the interval of mean(values) - mean(others) (Welch 1947).
+    """Return the interval of mean(values) - mean(others), at least two each (Welch 1947).
 
-    Args:
-        values, others: At least two values each.
-
-    Returns:
-        None if the values of each are equal: they say nothing about the variance.
+    None if the values of each are equal: they say nothing about the variance.
     """
     if len(set(values)) == len(set(others)) == 1:
         return None

@@ -64,7 +64,7 @@ def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_er
         conversation_encoder(chatml, "chat", True)([PROMPT], [RESPONSE])
     chatml.chat_template = None
     with pytest.raises(InputError, match="has no chat template, which template: chat requires"):
-        conversation_encoder(chatml, "chat", True)
+        conversation_encoder(chatml, "chat", True)([PROMPT], [RESPONSE])
 
 
 def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, chatml):
