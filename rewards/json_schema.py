@@ -34,12 +34,7 @@ def score(
 
 
 def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
-    """Return whether a response is JSON of a schema.
-
-    Raises:
-        ValueError: The schema is text and not JSON, or has a key twice.
-        jsonschema.SchemaError: The schema is not valid.
-    """
+    """Return whether a response is JSON of a schema. Raises an error if the schema is not valid."""
     schema = parse_json(schema) if isinstance(schema, str) else schema
     draft = validator_for(schema, default=Draft202012Validator)
     draft.check_schema(schema)

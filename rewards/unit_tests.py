@@ -36,17 +36,10 @@ def score(
     """
 
     def passed(response: str, programs: str | Sequence[str] | None) -> bool:
-        if not programs:
-            return False
+        *_, code = [response, *BLOCK.findall(response)]
         programs = [programs] if isinstance(programs, str) else programs
-        return passes(code_of(response), programs, seconds, memory_mb << 20)
+        return passes(code, programs, seconds, memory_mb << 20) if programs else False
 
     # Each response waits for a process of its own.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return [float(passed) for passed in pool.map(passed, responses, tests)]
-
-
-def code_of(response: str) -> str:
-    """Return the code of a response."""
-    blocks: list[str] = BLOCK.findall(response)
-    return blocks[-1] if blocks else response

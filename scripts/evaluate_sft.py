@@ -21,7 +21,7 @@ from snakechat.workflow.processes import rank
 # Names of the models in metrics.json and in responses.jsonl, by the job's inputs.
 MOMENTS = {"base": "before", "model": "after"}
 NAMES = {"base": "base", "model": "sft"}
-# Names of the metrics: whether prompts count.
+# Whether prompts count, by prefix of the names of metrics.
 PREFIXES = {"": True, "response_": False}
 
 # {moment: {prefix: log-probability of each row [n]}}.
@@ -52,7 +52,7 @@ def perplexities(
 
     Args:
         tokens: {prefix: number of target tokens [n] of each row}.
-        clusters: Cluster of each row [n]: rows with equal prompts share one.
+        clusters: Cluster of each row [n].
     """
     metrics: dict[str, Any] = {"rows": len(tokens[""][rows]), "intervals_95": {}}
     for moment, of_prefix in logprobs.items():

@@ -23,11 +23,7 @@ from snakechat.workflow.processes import rank
 
 
 def main(job: Job[Any]) -> None:
-    """Generate the responses of one model after the other, then write responses.jsonl.
-
-    Raises:
-        InputError: A prompt contains a special token, or leaves no positions for a response.
-    """
+    """Generate the responses of one model after the other, then write responses.jsonl."""
     settings = job.settings
     start_evaluation(job.placement, settings.dtype)
     entries = read_prompts(settings.prompt_sets, Path(job.options.source, "prompts"))
@@ -40,19 +36,13 @@ def main(job: Job[Any]) -> None:
         if special := [*filter(encoder.has_special_token, prompts)]:
             raise InputError(f"prompt {special[0][:60]!r} contains a special token: remove it")
         ids = encoder.prompts([[("user", prompt)] for prompt in prompts])
-        length = settings.max_response_length
-        arguments = (
-            folder,
-            settings.dtype,
-            tokenizer,
-            job.placement,
-            prompt_examples(ids, length, 1),
-        )
+        examples = prompt_examples(ids, settings.max_response_length, 1)
+        arguments = folder, settings.dtype, tokenizer, job.placement, examples
         with load_frozen(Policy, *arguments, samples=True) as policy:
             for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
                 torch.manual_seed(settings.seed)
-                found = respond(policy, tokenizer, folder, ids, length, temperature)
-                responses[name, decoder] = found
+                options = settings.max_response_length, temperature
+                responses[name, decoder] = respond(policy, tokenizer, folder, ids, *options)
         if rank() == 0:
             print(f"{name} responded to {len(prompts)} prompts")
     if rank() == 0:

@@ -33,11 +33,7 @@ DTYPE = "fp32"
 
 
 def main(job: Job[Any]) -> None:
-    """Score the pairs, encoded as in training, then write the scores and the metrics.
-
-    Raises:
-        InputError: A text contains a special token.
-    """
+    """Score the pairs, encoded as in training, then write the scores and the metrics."""
     settings, placement = job.settings, job.placement
     folder = Path(job.options.source, "prompts/pairs")
     sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
@@ -60,12 +56,9 @@ def main(job: Job[Any]) -> None:
     rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
     if rank() > 0:
         return
-    columns = {
-        "chosen_score": scores["model"][0],
-        "rejected_score": scores["model"][1],
-        "margin": pair_margins(scores["model"], rounding["model"]),
-        "base_margin": pair_margins(scores["base"], rounding["base"]),
-    }
+    margins = {name: pair_margins(of, rounding[name]) for name, of in scores.items()}
+    columns = dict(zip(("chosen_score", "rejected_score"), scores["model"], strict=True))
+    columns |= {"margin": margins["model"], "base_margin": margins["base"]}
     lines = [
         {"set": name, **pair, **{key: values[row].item() for key, values in columns.items()}}
         for row, (name, pair) in enumerate(zip(sets, pairs, strict=True))

@@ -14,12 +14,7 @@ import numpy as np
 from snakechat.data.chat_templates import MAX_MEMORY
 from snakechat.data.dialogues import SPLITS
 from snakechat.data.encoder import Encoder
-from snakechat.data.ragged_arrays import (
-    Ragged,
-    open_ragged,
-    save_array,
-    whole_lengths_path,
-)
+from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
 from snakechat.data.row_encoding import (
     SYSTEM,

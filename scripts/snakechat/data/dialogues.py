@@ -165,11 +165,6 @@ def chat_template(tokenizer: Any) -> str:
     return ("{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n") + CHAT_TEMPLATE
 
 
-def is_empty(turns: Iterable[Turn]) -> bool:
-    """Return whether no turn has text."""
-    return not any(message["content"].strip() for message in messages_of(turns))
-
-
 def parse_prompt(text: str) -> list[Turn]:
     """Return the turns of a prompt in which markers mark them.
 

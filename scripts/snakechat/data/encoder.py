@@ -134,14 +134,10 @@ class ChatTemplate:
             return self.space + response_content(response) + self.after
 
     def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
-        """Return the text of a response behind its prompt, without the token that ends it.
+        """Return the text of a response, as in records, behind its prompt, without the end token.
 
         The response is an earlier turn, in front of which no template writes empty thoughts, or
         otherwise the last one, of which more templates keep the thoughts.
-
-        Args:
-            prompt, turns: The text of the prompt, and its turns.
-            response: As in records.
 
         Raises:
             TurnsRejected: The template does not continue the prompt by the response, or leaves out
@@ -174,16 +170,15 @@ class ChatTemplate:
         message = message_of(response)
         parts = [(key, message.get(key) or "") for key in (THOUGHTS, "content")]
         parts += [("calls", call["function"]["name"]) for call in message.get("tool_calls", ())]
-        written, place = _squeezed(f"{THINK if starts else ''}{text}"), 0
+        written, place = "".join(f"{THINK if starts else ''}{text}".split()), 0
         for key, part in parts:
-            squeezed = _squeezed(part)
-            place = written.find(squeezed, place)
-            if place < 0:
+            squeezed = "".join(part.split())
+            place = written.find(squeezed, place) + len(squeezed)
+            if place < len(squeezed):
                 raise TurnsRejected(
                     f"{source_of(self.tokenizer)}: the chat template does not write the {key} of a"
                     f" response, {part[:SHOWN]!r}: use a model whose template does"
                 )
-            place += len(squeezed)
 
     def _mismatch(self, prompt: str, whole: str, content: str) -> TurnsRejected:
         """Return the error of a rendering that does not continue a prompt by a response."""
@@ -199,23 +194,17 @@ class ChatTemplate:
         )
 
 
-def _squeezed(text: str) -> str:
-    """Return a text without white space."""
-    return "".join(text.split())
-
-
 # --- ids --------------------------------------------------------------------------------------
 
 
 class Encoder:
     """Encode prompts and responses by the tokenizers library.
 
-    A response has the ids that follow the prompt's ids when both are encoded as one text: this is
-    what a model generates after the prompt. They can differ from the ids of the response
-    alone, which in SentencePiece models starts with a space. Where one token would span the end of
-    the prompt and the start of the response, which no generated response can have, the response has
-    the ids that it has alone. Added tokens divide a text, so that its parts between them are
-    encoded apart.
+    A response has the ids that follow the prompt's ids when both are encoded as one text, as a
+    model generates them. They can differ from the ids of the response alone, which in SentencePiece
+    models starts with a space. Where one token would span the end of the prompt and the start of
+    the response, the response has the ids that it has alone. Added tokens divide a text, so that
+    its parts between them are encoded apart.
 
     Args:
         template: As for resolved_template.
@@ -260,10 +249,7 @@ class Encoder:
         return self._prompt_ids(list(map(self.writer.prompt, prompts)))
 
     def conversations(
-        self,
-        prompts: Sequence[list[Turn]],
-        *responses: Sequence[str | None],
-        sampled: bool = False,
+        self, prompts: Sequence[list[Turn]], *responses: Sequence[str | None], sampled: bool = False
     ) -> Iterator[tuple[Ids, list[Ids]] | TurnsRejected]:
         """Yield the ids of each prompt and of its responses, with the tokens that end them.
 

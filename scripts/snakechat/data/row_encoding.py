@@ -20,21 +20,14 @@ from snakechat.data.dialogues import (
     TOOLS,
     UNMARKED,
     Turn,
-    is_empty,
     is_response,
     is_trained,
+    messages_of,
     recorded_response,
     response_turn,
 )
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.records import (
-    COLUMNS,
-    KEPT,
-    PROMPT,
-    Batch,
-    dataset_name,
-    read_record_batches,
-)
+from snakechat.data.records import COLUMNS, KEPT, PROMPT, Batch, dataset_name, read_record_batches
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -251,7 +244,7 @@ def drop_reason(
     texts = [response for response in responses if response is not None]
     if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
         return "no chosen response" if responses[0] is None else "no rejected response"
-    if turns and is_empty(turns):
+    if turns and not any(message["content"].strip() for message in messages_of(turns)):
         return "empty prompt"
     stripped = [text.strip() for text in texts]
     if not all(stripped):

@@ -148,10 +148,8 @@ def set_template_defaults(
     """Make values the defaults of the variables of a tokenizer's chat template.
 
     Everything that renders with the saved tokenizer has them, servers too: no caller passes them.
-
-    Args:
-        arguments: The values. That of strftime_now, a function which formats the current day, is a
-            date that the template has in place of its calls: "2026-01-31".
+    The value of strftime_now, a function which formats the current day, is a date that the template
+    has in place of its calls: "2026-01-31".
 
     Raises:
         InputError: There is no chat template, it does not read a variable, or a date is not one.

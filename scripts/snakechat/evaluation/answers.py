@@ -73,15 +73,13 @@ MAX_DIGITS, MAX_EXPONENT = 100, 400
 
 def answer_of(text: str) -> str | None:
     r"""Return the content of the last \boxed{...} of a text, or its last number, or None."""
-    boxed = last_boxed(text)
-    if boxed is not None:
+    if (boxed := last_boxed(text)) is not None:
         return boxed
     text = plain(text)
-    for number in reversed([*NUMBER.finditer(text)]):
-        before = text[: number.start()]
-        is_negative = NEGATIVE.search(before) and not RANGE.search(before)
-        return f"-{number[0]}" if is_negative else number[0]
-    return None
+    *_, number = [None, *NUMBER.finditer(text)]
+    before = text[: number.start()] if number else ""
+    is_negative = NEGATIVE.search(before) and not RANGE.search(before)
+    return f"{'-' if is_negative else ''}{number[0]}" if number else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -99,8 +97,8 @@ def are_equal(first: str, second: str) -> bool:
     """Return whether two answers are equal as numbers, as lists or, if they are none, as text.
 
     A unit counts if both have one: 5 cm is 5 and not 5 km. Sets and lists without brackets have no
-    order; nor does the name of a variable count, unless the items of both have one: a=5, b=6.
-    3,5 is a list; as the first answer, it also equals a second one of 3.5.
+    order; the name of a variable counts if the items of both have one: a=5, b=6. 3,5 is a list; as
+    the first answer, it also equals a second one of 3.5.
     """
     first, second = plain(first), plain(second)
     ours, theirs = quantity_of(first), quantity_of(second)
@@ -143,9 +141,8 @@ def plain(text: str) -> str:
 def split_name(answer: str) -> tuple[str, str]:
     """Return the variable that an answer has the value of, or an empty text, and the value."""
     found = ASSIGNMENT.match(answer)
-    if not found:
-        return "", answer.strip()
-    return re.sub(r"[\s{}=∈]", "", found[0]), answer[found.end() :].strip()
+    name = re.sub(r"[\s{}=∈]", "", found[0]) if found else ""
+    return name, answer[found.end() if found else 0 :].strip()
 
 
 def as_text(answer: str) -> str:

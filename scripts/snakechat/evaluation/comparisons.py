@@ -59,9 +59,7 @@ def pass_rates(passed: np.ndarray) -> ResponseMetrics:
 
 
 def compare(
-    models: Mapping[str, ResponseMetrics],
-    scores: Sequence[str],
-    prompts: Sequence[str],
+    models: Mapping[str, ResponseMetrics], scores: Sequence[str], prompts: Sequence[str]
 ) -> dict[str, Any]:
     """Compare models with the one that RLHF started from, by the metrics of their responses.
 

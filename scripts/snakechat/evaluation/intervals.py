@@ -60,7 +60,7 @@ def share_interval(
     of trials: share * (1 - share) / variance, reduced for the degrees of freedom. Without any
     variance, which is usual of shares near 0 and 1, each cluster is a trial that does not differ.
 
-    number: The degrees of freedom + 1; by default, the number of clusters.
+    number: The degrees of freedom + 1; defaults to the number of clusters.
     """
     sums = _cluster_sums(influences, clusters)
     number = number or len(sums)
