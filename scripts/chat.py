@@ -9,16 +9,14 @@ only the responses. The same turns and the same seed give the same response.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from snakechat.data.dialogues import MARKER, NAMES, Turn
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
-
-if TYPE_CHECKING:
-    from snakechat.evaluation.chat_session import ChatSession
 
 HELP = """\
 /reset        start a new conversation
@@ -44,22 +42,136 @@ def main() -> None:
         help="maximum number of tokens of a response; default: %(default)s",
     )
     arguments = parser.parse_args()
-    stdin: Any = sys.stdin
-    stdout: Any = sys.stdout
-    stdin.reconfigure(errors="replace")
-    stdout.reconfigure(errors="backslashreplace")
-    # Imported late: it takes seconds, which an invalid option should not cost.
-    from snakechat.evaluation import chat_session
-
+    streams: tuple[Any, Any] = sys.stdin, sys.stdout
+    for stream, errors in zip(streams, ("replace", "backslashreplace"), strict=True):
+        stream.reconfigure(errors=errors)
     try:
-        options = arguments.seed, arguments.temperature, arguments.max_tokens
-        session = chat_session.ChatSession(arguments.model, *options)
+        session = ChatSession(arguments.model)
+        session.seed, session.temperature = arguments.seed, arguments.temperature
+        session.max_tokens = arguments.max_tokens
         converse(session, sys.stdin.isatty() and sys.stdout.isatty())
     except (InputError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         sys.exit(130)
+
+
+# --- the session ----------------------------------------------------------------------------------
+
+
+class ChatSession:
+    """A conversation with the chat model in a folder, on the GPU if there is one.
+
+    Prompts are encoded as in training. The same turns and the same seed give the same response.
+
+    Attributes:
+        turns: (role, text) of the prompts and responses so far.
+        system: System prompt, or "".
+        temperature: 0 is greedy decoding; otherwise tokens are sampled from the whole vocabulary,
+            as in training.
+        max_tokens: Maximum number of tokens of a response.
+        max_positions: Maximum number of tokens of the model.
+    """
+
+    system, seed, temperature, max_tokens = "", 1234, 0.7, 256
+
+    def __init__(self, folder: Path) -> None:
+        # Imported late: it takes seconds, which an invalid option should not cost.
+        import torch
+
+        from snakechat.data.encoder import Encoder
+        from snakechat.data.tokenizers import load_tokenizer
+        from snakechat.modeling.loading import load_causal
+        from snakechat.modeling.models import max_positions
+
+        if not (folder / "config.json").is_file():
+            raise InputError(f"{folder} has no config.json: it is not the folder of a model")
+        self.tokenizer = load_tokenizer(folder)
+        if self.tokenizer.chat_template is None:
+            raise InputError(
+                f"{folder} is a base model, without a chat template: expected the result of sft,"
+                " dpo or rlhf"
+            )
+        model: Any = load_causal(folder, "auto", self.tokenizer)
+        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.encoder = Encoder(self.tokenizer, "auto")
+        self.max_positions = max_positions(model) or sys.maxsize
+        self.turns: list[Turn] = []
+
+    def encode(self, prompt: str) -> tuple[list[int], int]:
+        """Encode the conversation with a new prompt, and drop the oldest turns if it is too long.
+
+        Reserves positions for a response of max_tokens, but not more than half of all positions.
+        Returns the token ids, and the number of turns dropped. Raises InputError, and drops none,
+        if the prompt alone is too long or contains a special token.
+        """
+        if any(map(self.encoder.has_special_token, (prompt, self.system))):
+            raise InputError("the text contains a special token of the chat template: remove it")
+        system = [("system", self.system)] if self.system else []
+        limit = self.max_positions - min(self.max_tokens, self.max_positions // 2)
+        # A prompt and its response are dropped together.
+        for num_dropped in range(0, len(self.turns) + 1, 2):
+            turns = [*system, *self.turns[num_dropped:], ("user", prompt)]
+            (ids,) = self.encoder.prompts([turns])
+            if len(ids) <= limit:
+                break
+        if len(ids) >= self.max_positions:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, and the model {self.max_positions} positions:"
+                " shorten the prompt"
+            )
+        del self.turns[:num_dropped]
+        return ids, num_dropped
+
+    def respond(self, prompt: str, ids: list[int], show: Callable[[str], None]) -> str:
+        """Generate a response, and append prompt and response to the turns.
+
+        Args:
+            ids: Token ids from encode.
+            show: Called with each new piece of text; the response is their concatenation, up to the
+                marker of a new turn. If generation is interrupted, the text shown so far is the
+                response.
+        """
+        import torch
+        from transformers import TextStreamer
+
+        has_markers = self.encoder.template == "dialogue"
+        response = whitespace = ""
+
+        def show_text(text: str, stream_end: bool = False) -> None:
+            """Show text that further tokens do not change; whitespace once text follows it."""
+            nonlocal response, whitespace
+            text = whitespace + text
+            text = MARKER.split(text)[0] if has_markers else text
+            new = text.rstrip() if response else text.strip()
+            whitespace = text[len(text.rstrip()) :]
+            response += new
+            if new:
+                show(new)
+
+        streamer: Any = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer.on_finalized_text = show_text
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        input_ids = torch.tensor([ids], device=self.model.device)
+        torch.manual_seed(self.seed)
+        try:
+            self.model.generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=min(self.max_tokens, self.max_positions - len(ids)),
+                streamer=streamer,
+                tokenizer=self.tokenizer,
+                stop_strings=[f"\n\n{name}:" for name in NAMES.values()] if has_markers else None,
+                **(sampling if self.temperature > 0 else {"do_sample": False}),
+            )
+        finally:
+            if response:
+                self.turns += [("user", prompt), ("assistant", response)]
+        return response
+
+
+# --- the terminal ---------------------------------------------------------------------------------
 
 
 def print_note(text: str) -> None:
@@ -74,7 +186,7 @@ def read_lines(prompt: str) -> Iterator[str]:
             yield line
 
 
-def converse(session: "ChatSession", is_terminal: bool) -> None:
+def converse(session: ChatSession, is_terminal: bool) -> None:
     """Run the command, or respond to the prompt, of each line.
 
     On a terminal, an error does not end the program, and Ctrl-C stops only one response.
@@ -100,7 +212,7 @@ def converse(session: "ChatSession", is_terminal: bool) -> None:
         print()
 
 
-def run_command(session: "ChatSession", line: str) -> None:
+def run_command(session: ChatSession, line: str) -> None:
     """Run a command. Raises InputError if the command is unknown."""
     command, _, text = line.partition(" ")
     text = text.strip()
@@ -116,7 +228,7 @@ def run_command(session: "ChatSession", line: str) -> None:
         raise InputError(f"unknown command {command}: /help lists the commands")
 
 
-def respond(session: "ChatSession", prompt: str) -> None:
+def respond(session: ChatSession, prompt: str) -> None:
     """Print the response while it is generated."""
     ids, num_dropped = session.encode(prompt)
     if num_dropped:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import chat
+from chat import ChatSession
 from conftest import INIT
 from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.chat_session import ChatSession
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -207,7 +207,7 @@ def interrupt_first_response(session):
 
 
 def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
-    monkeypatch.setattr("snakechat.evaluation.chat_session.ChatSession", lambda *_: dialogue)
+    monkeypatch.setattr(chat, "ChatSession", lambda folder: dialogue)
     text = "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀."
     script_response(dialogue, f" {text}")
     output, _, _ = run_chat("x", lines=[b"Why?"])

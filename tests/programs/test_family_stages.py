@@ -21,7 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from snakechat.evaluation.chat_session import ChatSession
+from chat import ChatSession
 from snakechat.modeling.batching import Examples
 from support.chat_templates import script_ids
 from support.configs import load
@@ -136,7 +136,8 @@ def check_batches(model, tokenizer):
 
 def check_ends_of_turns(model, tokenizer, folder, checkpoint):
     """Each stop token ends a response, in transformers and in chat."""
-    session = ChatSession(folder, temperature=0, max_tokens=40)
+    session = ChatSession(folder)
+    session.temperature, session.max_tokens = 0, 40
     ids = tokenizer(RESPONSE, add_special_tokens=False).input_ids
     prompt = torch.tensor([tokenizer("How do I boil an egg?").input_ids])
     for stop in {checkpoint.end_of_turn, *checkpoint.stops}:

@@ -77,11 +77,8 @@ def _encode_texts(encoder: Encoder, limit: int, texts: Sequence[str]) -> Iterato
     A row starts with the last token of the row before, so that each token is learned once.
     """
     for ids in encoder.texts(texts):
-        rows: list[EncodedRow] = []
-        for start in range(0, len(ids) - 1, limit - 1):
-            first, *others = ids[start : start + limit]
-            rows.append(([first], others, [len(others)], ""))
-        yield rows
+        rows = [ids[start : start + limit] for start in range(0, len(ids) - 1, limit - 1)]
+        yield [([first], others, [len(others)], "") for first, *others in rows]
 
 
 def _encode_dialogues(
