@@ -102,12 +102,12 @@ def render_turns(
     prompt: Whether a response follows.
 
     Raises:
-        TurnsRejected: There is no template, it rejects the turns, or it would leave out tools,
-            their calls or results.
-        InputError: The template fails, or takes too much memory.
+        TurnsRejected: The template rejects the turns, or would leave out tools, their calls or
+            results.
+        InputError: There is no template, or it fails or takes too much memory.
     """
     if not tokenizer.chat_template:
-        raise TurnsRejected(
+        raise InputError(
             f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
             " requires: use template: dialogue"
         )
@@ -182,9 +182,9 @@ def syntax_problem(error: TemplateSyntaxError) -> str:
 def rendered_or_empty(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
 ) -> str:
-    """Return what render_turns does, or an empty text if the template rejects the turns."""
+    """Return what render_turns does, or "" without a template, or if it rejects the turns."""
     with suppress(TurnsRejected):
-        return render_turns(tokenizer, turns, prompt)
+        return render_turns(tokenizer, turns, prompt) if tokenizer.chat_template else ""
     return ""
 
 
