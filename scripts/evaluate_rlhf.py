@@ -1,11 +1,9 @@
 """Compare a chat model with the models that it was trained from, on held-out prompts.
 
 Each model samples several responses to the same prompts, which are drawn from all datasets of the
-blend in proportion: the base model, the SFT and DPO models that the chat model was trained from, if
-any, the models of the recipe's compare_with, the chat model, and the average of its weights, if
-any. All metrics have 95 % intervals over the prompts.
-
-Writes metrics.json, and every response to responses.jsonl.
+blend in proportion: the base model, the SFT and DPO models that the chat model was trained from,
+the models of the recipe's compare_with, the chat model, and the average of its weights, as far as
+they exist. All metrics have 95 % intervals over the prompts. responses.jsonl has every response.
 
 Shapes: n prompts, S responses to each; B = S * n responses, all first responses, then all second
 ones.
@@ -227,9 +225,7 @@ class Evaluator:
         """Return the win rates of the chat model over the initial model by the LLM judge.
 
         It compares the first responses to prompts at equal distances, in both orders; a tie is half
-        a win. Pairs with an unreadable reply are counted and skipped.
-
-        log: File for messages, replies and verdicts.
+        a win. Pairs with an unreadable reply are counted and skipped. The log has all replies.
         """
         pair, prompts = (models["rlhf"], models[initial_model(models)]), len(self.rows)
         number = min(prompts, self.settings.llm_judge_prompts)
@@ -256,11 +252,11 @@ class Evaluator:
         return load_frozen(Policy, *arguments, samples=True, longest=longest)
 
     def _sample(
-        self, model: FrozenModel[Policy], temperature: float, num_generations: int
+        self, model: FrozenModel[Policy], temperature: float, number: int
     ) -> ModelResponses:
-        """Sample responses of a model; temperature 0 is greedy decoding."""
+        """Sample a number of responses to each prompt; temperature 0 is greedy decoding."""
         length = self.settings.max_response_length
-        sampler = Sampler(self.stop_ids, length, temperature, num_generations)
+        sampler = Sampler(self.stop_ids, length, temperature, number)
         sampler.update(model.module.model)
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         tokens = self.prompts, responses, self.tokenizer, self.stop_ids
@@ -274,8 +270,7 @@ def print_summary(metrics: dict[str, Any]) -> None:
         if key in metrics["rlhf"]:
             print(f"{key}: {metrics[initial][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
     for key, rates in metrics["wins"]["rlhf"][initial].items():
-        low, high = rates["interval_95"]
-        rate = f"{rates['mean']:.1%} ({low:.1%} to {high:.1%})"
+        rate = "{:.1%} ({:.1%} to {:.1%})".format(rates["mean"], *rates["interval_95"])
         print(f"win rate over {initial} by {key}: {rate}")
 
 

@@ -45,17 +45,13 @@ def main(job: Job[Any]) -> None:
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the ragged arrays of a split, and print counts. Returns its statistics."""
     fields, rows = job.settings.fields, phase_rows(job, split)
-    kept: Counter[int] = Counter()
-    dropped: Counter[str] = Counter()
-    truncated: Counter[str] = Counter()
+    kept, dropped, truncated = Counter[int](), Counter[str](), Counter[str]()
     whole_lengths: list[np.ndarray] = []
-
     with ExitStack() as stack:
         is_all = getattr(job.settings, "train_on", None) == "all_turns"
-        names = [*fields, "trained"] if is_all else fields
         writers = [
             stack.enter_context(open_ragged(job.result, f"{split}.{name}", len(encoder.tokenizer)))
-            for name in names
+            for name in (*fields, *["trained"] * is_all)
         ]
         # Reward functions and reward models read the texts of prompts.
         if fields == [PROMPT]:
@@ -76,21 +72,14 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
                 write_texts(batch, [not isinstance(row, str) for row in new])
             done += len(batch[PROMPT])
             progress.update(done)
-    # Of rows by what was cut, and by why they are dropped.
-    counts = {
-        "truncated": dict(sorted(truncated.items())),
-        "dropped": dict(sorted(dropped.items())),
-    }
-    print(
-        f"{split}: {kept.total():,} rows",
-        *(f"{what}: {of}" for what, of in counts.items()),
-        sep=", ",
-    )
+    # Numbers of rows by what was cut, and by why they are dropped.
+    cuts, reasons = (dict(sorted(counts.items())) for counts in (truncated, dropped))
+    print(f"{split}: {kept.total():,} rows, truncated: {cuts}, dropped: {reasons}")
     total = kept.total() + dropped.total()
-    for reason, count in counts["dropped"].items():
+    for reason, count in reasons.items():
         if count > MAX_DROPPED * total:
             warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
-    if without_system := sum(count for what, count in truncated.items() if SYSTEM in what):
+    if without_system := sum(count for what, count in cuts.items() if SYSTEM in what):
         warn(
             f"{split}: {without_system:,} of {total:,} rows lost their system turn and tools, which"
             f" leave no room within max_length: {job.settings.max_length}: they train with the"
@@ -106,7 +95,8 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         "weights": job.settings.weights,
         # Of each dataset; the arrays hold them in this order.
         "kept_of": [kept[dataset] for dataset in rows],
-        **counts,
+        "truncated": cuts,
+        "dropped": reasons,
         "tokens": {
             name: {"sum": int(lengths.sum()), **percentiles(lengths)}
             for name, lengths in lengths_of.items()

@@ -256,8 +256,7 @@ class Encoder:
         In place of them, yield why the template rejects the turns, or does not write a response.
 
         Args:
-            responses: As in records, with a space in front or as JSON of a message. One that is
-                None has no ids.
+            responses: As in records. One that is None has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
         """
         write = self.writer.sampled if sampled else self.writer.response

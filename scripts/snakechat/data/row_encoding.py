@@ -152,9 +152,7 @@ def fitting_turns(
 ) -> list[Turn] | None:
     """Return the turns of the longest prompt that fits; None if none leaves room for a response.
 
-    Args:
-        response_length: Tokens of the response, or of the longer one of a pair.
-        limit: Maximum number of tokens of prompt and response.
+    limit: Maximum number of tokens of prompt and response, of a pair the longer one.
     """
     num_system, starts = divide_turns(turns)
     system, kept = list(turns[:num_system]), list(turns[starts[-1] :])
@@ -216,10 +214,7 @@ def _rows_of_turns(
 
 
 def conversations_of(settings: Any, turns: list[Turn], *responses: Any) -> list[Conversation]:
-    """Return the prompt of a record with its responses or, with all_turns, of each trained turn.
-
-    They are the responses of a dialogue to a user.
-    """
+    """Return a prompt with its responses or, with all_turns, each trained response to a user."""
     if getattr(settings, "train_on", None) != "all_turns":
         return [(turns, list(responses))]
     dialogue = [*turns, response_turn(*responses)]
@@ -234,10 +229,7 @@ def conversations_of(settings: Any, turns: list[Turn], *responses: Any) -> list[
 def drop_reason(
     encoder: Encoder, turns: list[Turn], *responses: str | None, unpaired: bool = False
 ) -> str | None:
-    """Return why a row is dropped before it is encoded, or None if it is kept.
-
-    unpaired: one of the responses suffices.
-    """
+    """Return why a row is dropped before it is encoded, or None. Unpaired, one response suffices."""
     texts = [response for response in responses if response is not None]
     if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
         return "no chosen response" if responses[0] is None else "no rejected response"

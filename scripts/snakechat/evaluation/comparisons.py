@@ -158,11 +158,10 @@ def win_rates(
 ) -> dict[str, Any]:
     """Return how often a response of one model scores higher than a response of another one.
 
-    Each response is compared with each response of the other model to the same prompt; a tie is
-    half a win. Additionally the influence of length: how often our response is longer (longer),
-    and the win rates of longer and of other responses (when_longer, when_not_longer).
-
-    clusters: Cluster of each prompt [n].
+    Each response is compared with each response of the other model to the same prompt, which is of
+    clusters [n]; a tie is half a win. Additionally the influence of length: how often our response
+    is longer (longer), and the win rates of longer and of other responses (when_longer,
+    when_not_longer).
     """
     # Of each of our responses to each of theirs [S, S, n]; NaN if one of the two is NaN.
     won = np.sign(ours[key][:, None] - theirs[key][None, :]) / 2 + 0.5
