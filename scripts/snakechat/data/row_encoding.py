@@ -229,7 +229,7 @@ def conversations_of(settings: Any, turns: list[Turn], *responses: Any) -> list[
 def drop_reason(
     encoder: Encoder, turns: list[Turn], *responses: str | None, unpaired: bool = False
 ) -> str | None:
-    """Return why a row is dropped before it is encoded, or None. Unpaired, one response suffices."""
+    """Return why a row is dropped before it is encoded. Unpaired, one response suffices."""
     texts = [response for response in responses if response is not None]
     if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
         return "no chosen response" if responses[0] is None else "no rejected response"
