@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -236,7 +237,7 @@ class Encoder:
         self.end_id: int = end_of_turn(tokenizer)[1] if self.is_chat else tokenizer.eos_token_id
         # What writes the turns as texts.
         self.writer = ChatTemplate(tokenizer, generates) if self.is_chat else DialogueTemplate()
-        self.contexts: dict[str, Ids] = {}
+        self.context_ids = cache(lambda text: self._ids([text])[0])
         # Whether texts may have marks: only `marked` writes them.
         self.has_marks = False
         # Tokens, such as eos, that the tokenizer appends to each text.
@@ -347,7 +348,7 @@ class Encoder:
         texts = [f"{c}{text}{text_of_end}" for c, (_, text) in zip(contexts, written, strict=True)]
         responses = []
         for ids, name, (_, text) in zip(self._ids(texts), contexts, written, strict=True):
-            context = self.contexts[name]
+            context = self.context_ids(name)
             start, ids = ids[: len(context)], ids[len(context) :] + ids_of_end
             if start != context or ids[-1:] != [self.end_id]:
                 ids = [*self._ids([text])[0], self.end_id]
@@ -360,8 +361,6 @@ class Encoder:
         if self.is_chat and not prompt.endswith(text):
             found = [*self.special.pattern.finditer(prompt)]
             text = prompt[found[-1].start() :] if found else prompt
-        if text not in self.contexts:
-            [self.contexts[text]] = self._ids([text])
         return text
 
     def _ids(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Ids]:

@@ -62,11 +62,10 @@ def share_interval(
 
     number: The degrees of freedom + 1; defaults to the number of clusters.
     """
-    sums = _cluster_sums(influences, clusters)
+    sums, error = _sums_and_error(influences, clusters)
     number = number or len(sums)
     if number < 2 or math.isnan(share):
         return [0.0, 1.0]
-    error = _standard_error(sums)
     trials = share * (1 - share) / error**2 if error > 1e-12 else len(sums)
     trials *= (NORMAL_QUANTILE / student_quantile(number - 1)) ** 2
     # A share of 1 may exceed it by rounding.
@@ -87,8 +86,8 @@ def estimate_interval(
     Student's interval, widened to one that is transformed for the skewness of the influences (Hall
     1992, "On the removal of skewness by transformation").
     """
-    sums = _cluster_sums(influences, clusters)
-    number, error = len(sums), _standard_error(sums)
+    sums, error = _sums_and_error(influences, clusters)
+    number = len(sums)
     if number < 2 or error <= 1e-12 * abs(estimate):
         return None
     half = student_quantile(number - 1)
@@ -114,14 +113,10 @@ def ratio_interval(
     return estimate_interval(ratio, (numerators - ratio * denominators) / total, clusters)
 
 
-def _cluster_sums(influences: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Return the sums [C] of the influences of each cluster."""
-    _, numbers = np.unique(clusters, return_inverse=True)
-    return np.bincount(numbers, influences)
-
-
-def _standard_error(sums: np.ndarray) -> float:
-    return math.sqrt(len(sums) / max(len(sums) - 1, 1) * float((sums**2).sum()))
+def _sums_and_error(influences: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the sums [C] of the influences of each cluster, and the standard error."""
+    sums = np.bincount(np.unique(clusters, return_inverse=True)[1], influences)
+    return sums, math.sqrt(len(sums) / max(len(sums) - 1, 1) * float((sums**2).sum()))
 
 
 def _skewness(sums: np.ndarray) -> float:
