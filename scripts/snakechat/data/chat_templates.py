@@ -205,15 +205,6 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     return "", int(tokenizer.eos_token_id)
 
 
-def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
-    token = tokenizer.added_tokens_decoder.get(end_of_turn(tokenizer)[1])
-    if token is not None and not token.special:
-        # It matches the same texts as before.
-        token.special = True
-        tokenizer.add_tokens([token], special_tokens=True)
-
-
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
     """Return the ids that end a response: end of turn, eos, and those of the model's folder.
 

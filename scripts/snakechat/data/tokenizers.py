@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from snakechat.data.chat_templates import (
     DAY,
     MAX_MEMORY,
+    end_of_turn,
     limited_steps,
     limited_time,
-    mark_end_of_turn,
     set_pad_token,
     syntax_problem,
     text_backend,
@@ -74,7 +74,11 @@ def load_tokenizer(
     # The chat template is rendered.
     with limited_memory(MAX_MEMORY):
         set_template_defaults(tokenizer, template_arguments)
-        mark_end_of_turn(tokenizer)
+        end = tokenizer.added_tokens_decoder.get(end_of_turn(tokenizer)[1])
+        if end is not None and not end.special:
+            # As decoding and sampling expect it to be. It matches the same texts as before.
+            end.special = True
+            tokenizer.add_tokens([end], special_tokens=True)
         set_pad_token(tokenizer)
     # BPE's dropout gives a text other ids each time.
     if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None):

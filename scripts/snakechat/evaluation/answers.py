@@ -114,12 +114,12 @@ def are_equal(first: str, second: str) -> bool:
             each.sort(key=lambda item: (str(quantity_of(item) or as_text(item)), split_name(item)))
     if brackets != others or not len(items) == len(other_items) > 1:
         return False
-    for pair in zip(items, other_items, strict=True):
-        # x may be x_1, too: with the number of a root.
-        name, other_name = (split_name(item)[0] for item in pair)
-        if not (name.startswith(other_name) or other_name.startswith(name)) or not are_equal(*pair):
-            return False
-    return True
+    names = ([split_name(item)[0] for item in each] for each in (items, other_items))
+    # x may be x_1, too: with the number of a root.
+    return all(
+        (name.startswith(other_name) or other_name.startswith(name)) and are_equal(*pair)
+        for name, other_name, *pair in zip(*names, items, other_items, strict=True)
+    )
 
 
 def plain(text: str) -> str:
