@@ -27,21 +27,17 @@ def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[li
         The row of each prompt [n], and the place of its dataset in the blend.
     """
     statistics = read_statistics(tokens, "eval")
-    kept_of, weights = statistics["kept_of"], statistics["weights"]
-    counts, datasets = [0] * len(kept_of), []
-    for _ in range(min(num_prompts, sum(kept_of))):
-        dataset = max(
-            (place for place, size in enumerate(kept_of) if counts[place] < size),
-            key=lambda place: kept_of[place] * weights[place] / (2 * counts[place] + 1),
-        )
-        counts[dataset] += 1
-        datasets.append(dataset)
-    generator = np.random.default_rng(seed)
-    starts = [0, *accumulate(kept_of)]
-    rows_of = [
-        iter(np.sort(generator.permutation(size)[:count]) + start)
-        for size, count, start in zip(kept_of, counts, starts, strict=False)
-    ]
+    kept_of = statistics["kept_of"]
+    quotients = (
+        (-size * weight / (2 * count + 1), place)
+        for place, (size, weight) in enumerate(zip(kept_of, statistics["weights"], strict=True))
+        for count in range(min(size, num_prompts))
+    )
+    datasets = [place for _, place in sorted(quotients)[:num_prompts]]
+    generator, rows_of = np.random.default_rng(seed), []
+    for place, (size, start) in enumerate(zip(kept_of, accumulate([0, *kept_of]), strict=False)):
+        drawn = generator.permutation(size)[: datasets.count(place)]
+        rows_of.append(iter(np.sort(drawn) + start))
     return [int(next(rows_of[dataset])) for dataset in datasets], datasets
 
 
