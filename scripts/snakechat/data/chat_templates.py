@@ -122,16 +122,17 @@ def render_turns(
         {**each, "content": ""} if each["role"] == "tool" and each["content"].strip() else each
         for each in messages
     ]
-    for what, *other in (
+    for what, others, other_tools in (
         ("the definitions of tools", messages, None),
         ("calls of tools", without_calls, tools),
         ("results of tools", without_results, tools),
     ):
-        try:
-            is_ignored = other != [messages, tools] and _render(tokenizer, *other, prompt) == text
-        except InputError:
+        if (others, other_tools) == (messages, tools):
             continue
-        if is_ignored:
+        without = None
+        with suppress(InputError):
+            without = _render(tokenizer, others, other_tools, prompt)
+        if without == text:
             raise TurnsRejected(
                 f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"
                 " whose template does"

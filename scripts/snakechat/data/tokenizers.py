@@ -189,9 +189,11 @@ def set_template_defaults(
                 raise InputError(
                     f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
                 ) from None
-            template = DAY_CALL.sub(
-                lambda call, day=day: json.dumps(day.strftime(call[2])), template
-            )
+
+            def formatted(call: re.Match[str], day: date = day) -> str:
+                return json.dumps(day.strftime(call[2]))
+
+            template = DAY_CALL.sub(formatted, template)
         else:
             # As Jinja writes a value, JSON does too.
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
