@@ -156,7 +156,7 @@ def set_template_defaults(
     has in place of its calls: "2026-01-31".
 
     Raises:
-        InputError: There is no chat template, it does not read a variable, or a date is not one.
+        InputError: There is no chat template, or it does not read a variable.
     """
     if not arguments:
         return
@@ -183,12 +183,8 @@ def set_template_defaults(
                 f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
             )
         if name == DAY:
-            try:
-                day = date.fromisoformat(str(value))
-            except ValueError:
-                raise InputError(
-                    f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
-                ) from None
+            # Raises ValueError if it is not a date.
+            day = date.fromisoformat(str(value))
 
             def formatted(call: re.Match[str], day: date = day) -> str:
                 return json.dumps(day.strftime(call[2]))
