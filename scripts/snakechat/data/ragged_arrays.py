@@ -41,8 +41,7 @@ def read_statistics(tokens: Path, split: str) -> dict[str, Any]:
     Among them are the `template` of the rows, the `weights` of datasets, and the rows that are
     `kept_of` each, in the order in which the arrays hold them.
     """
-    found: dict[str, Any] = json.loads((tokens / "stats.json").read_text())[split]
-    return found
+    return dict(json.loads((tokens / "stats.json").read_text())[split])
 
 
 @contextmanager

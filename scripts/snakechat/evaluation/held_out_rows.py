@@ -49,8 +49,8 @@ def write_metrics(
     prompts = Ragged(job.inputs["tokens"], "eval.prompt")
     clusters = clusters_of(tuple(prompts[row]) for row in range(len(prompts)))
     # A single dataset has no name here.
-    names, numbers = job.settings.datasets or [""], read_statistics(job.inputs["tokens"], "eval")
-    rows_of = dict(zip(names, numbers["kept_of"], strict=True))
+    numbers = read_statistics(job.inputs["tokens"], "eval")["kept_of"]
+    rows_of = dict(zip(job.settings.datasets or [""], numbers, strict=True))
     metrics = metrics_by_dataset(partial(metrics_of, clusters), rows_of)
     write_json(job.result / "metrics.json", metrics)
     return metrics
@@ -246,5 +246,4 @@ def respond(
 def first_prompts(examples: Examples) -> list[int]:
     """Return the rows of the first different prompts."""
     clusters = clusters_of(tuple(examples.prompts[row]) for row in range(len(examples)))
-    firsts: list[int] = np.unique(clusters, return_index=True)[1].tolist()
-    return firsts[:PROMPTS]
+    return list(map(int, np.unique(clusters, return_index=True)[1][:PROMPTS]))
