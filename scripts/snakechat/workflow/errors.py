@@ -71,13 +71,13 @@ def describe_error(error: Exception, target: str) -> str | None:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an allocation failed, on the CPU or on a GPU, or was the cause of an error."""
-    while error is not None:
-        # Compare names of classes: this module must not import torch.
-        classes = {cls.__name__ for cls in type(error).__mro__}
-        if classes & {"MemoryError", "OutOfMemoryError"} or OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
+    if error is None:
+        return False
+    # Compare names of classes: this module must not import torch.
+    classes = {cls.__name__ for cls in type(error).__mro__}
+    if classes & {"MemoryError", "OutOfMemoryError"} or OUT_OF_MEMORY.search(str(error)):
+        return True
+    return is_out_of_memory(error.__cause__)
 
 
 def denied_line(error: BaseException) -> str | None:

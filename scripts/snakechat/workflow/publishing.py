@@ -60,11 +60,7 @@ from snakechat.workflow.store import (
 
 
 def prepare(
-    spec_file: str,
-    program: str,
-    placement: Placement,
-    options: RunOptions,
-    node: int | None = None,
+    spec_file: str, program: str, placement: Placement, options: RunOptions, node: int | None = None
 ) -> Job[Any] | None:
     """Prepare a job for its program, unless its result exists: then link it, and return None.
 
@@ -202,11 +198,14 @@ def publish_result(job: Job[Any], started: float) -> None:
 
 def complete(job: Job[Any], started: float) -> None:
     """Write the record and the manifest of a new result as publish_result, and sync all files."""
-    paths = sorted(job.result.rglob("*"))
+    paths, mode = sorted(job.result.rglob("*")), job.result.stat().st_mode & 0o666
     for path in paths:
         # A link could lead to a file that the program had no right to.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise InputError(f"{path}: the program made something else than a file")
+        # safetensors writes files that only their owner can read, whatever the umask.
+        if path.is_file():
+            path.chmod(mode)
     try:
         outcome = json.loads((job.result / RUN_RECORD).read_text())
     except (OSError, ValueError):
@@ -214,11 +213,6 @@ def complete(job: Job[Any], started: float) -> None:
     spec = without_names(job.spec)
     record = run_record(spec, job.options, outcome["measured"], started)
     (job.result / RUN_RECORD).write_text(record)
-    # safetensors writes files that only their owner can read, whatever the umask.
-    mode = job.result.stat().st_mode & 0o666
-    for path in paths:
-        if path.is_file():
-            path.chmod(mode)
     manifest = {
         "spec": spec,
         "inputs": job.recorded_inputs,
