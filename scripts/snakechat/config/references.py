@@ -116,12 +116,13 @@ RewardFunctions = Annotated[
 
 def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, Any]]]:
     """Return {NAME: (weight, arguments)} of the key `reward_functions`."""
-    return {
-        name: (entry["weight"], entry.get("arguments", {}))
-        if isinstance(entry, Mapping)
-        else (entry, {})
+    functions = {
+        name: WeightedFunction.model_validate(
+            {"weight": entry} if isinstance(entry, int | float) else entry
+        )
         for name, entry in setting.items()
     }
+    return {name: (entry.weight, entry.arguments) for name, entry in functions.items()}
 
 
 def api_key(name: str, key_env: str | None) -> str | None:
