@@ -16,7 +16,7 @@ from snakechat.data.formats import column_paths, kept_cells, record_of, with_ins
 from snakechat.data.hub import card_configs, card_facts, fetch
 from snakechat.data.records import COLUMNS, texts_of, write_records
 from snakechat.data.sources import read_rows
-from snakechat.data.toy import make_rows
+from snakechat.data.toy import all_prompts, make_rows
 from snakechat.workflow.errors import InputError, ProgressLines, warn
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import limited_memory
@@ -34,10 +34,12 @@ def main(job: Job) -> None:
     """
     settings, note = job.settings, job.states / NOTE
     if hasattr(settings, "generate"):
-        try:
-            toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
-        except ValueError as error:
-            raise InputError(f"datasets.{job.spec['name']}: {error}") from None
+        if settings.eval_rows >= (most := len(all_prompts())):
+            raise InputError(
+                f"datasets.{job.spec['name']}: eval_rows is {settings.eval_rows}, but the toy has"
+                f" {most} prompts for both splits"
+            )
+        toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
         columns = dict(zip(COLUMNS, COLUMNS, strict=True))
         records = ([record_of(row, "plain", columns) for row in rows] for rows in toy)
         write_records(job, dict(zip(SPLITS, records, strict=True)))
