@@ -215,12 +215,16 @@ class RuleFunctions:
     def resources(self) -> dict[str, RuleFunction]:
         """The resources of a job that runs a model."""
         defaults = self.workflow.resource_settings._parsed_default_resources
+        # Snakemake asks for one at a time.
+        resources_of = functools.cache(
+            lambda job, failures: job_resources(self._placement(job), failures)
+        )
 
         def lookup(key: str, wildcards: Any, rulename: str) -> int | str | None:
             job = self._jobs[self._rules[rulename], "/".join(wildcards)]
             # It may have run out of memory in this build.
             failures = self._out_of_memory[f"{self._prefix}output/logs/{job.rule}/{job.name}.log"]
-            found = job_resources(self._placement(job), failures)[key]
+            found = resources_of(job, failures)[key]
             # Otherwise, the options or the profile may give one.
             return getattr(defaults.get(key), "raw", None) if found is None else found
 
