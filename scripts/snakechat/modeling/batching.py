@@ -48,18 +48,18 @@ def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
 
 
 def epoch_batches(
-    num_rows: int, batch_size: int, epochs: int, seed: int, max_steps: int | None = None
+    num_rows: int, global_batch_size: int, epochs: int, seed: int, max_steps: int | None = None
 ) -> list[list[np.ndarray]]:
     """Return the row numbers of each optimizer step of each epoch, in a new order each epoch.
 
     max_steps: Epochs that begin after this number of steps are left out.
     """
     if max_steps is not None:
-        steps = max(num_steps(num_rows, batch_size, 1), 1)
+        steps = max(num_steps(num_rows, global_batch_size, 1), 1)
         epochs = min(epochs, num_steps(max_steps, steps, 1))
     orders = (np.random.default_rng([seed, epoch]).permutation(num_rows) for epoch in range(epochs))
-    starts = range(0, num_rows, batch_size)
-    return [[order[start : start + batch_size] for start in starts] for order in orders]
+    starts = range(0, num_rows, global_batch_size)
+    return [[order[start : start + global_batch_size] for start in starts] for order in orders]
 
 
 def training_batches(
