@@ -13,7 +13,7 @@ from snakechat.workflow.manifest import manifest_path, read_manifest, sealed_jso
 
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"
-CHANGE = ("loss_sum += loss.detach()", "loss_sum += 0 + loss.detach()")
+CHANGE = ('"loss": loss, ', '"loss": 0 + loss, ')
 
 
 def accept(workflow, *options, target=TARGET):
