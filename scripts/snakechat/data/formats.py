@@ -92,7 +92,8 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
             fields[name] = "\n".join(filter(None, texts))
         else:
             fields[name] = _field(row, column, name)
-        if not has_messages and name not in UNCHECKED and fields[name] is not None:
+        may_lack = fields[name] is None and name in FORMATS[format].optional
+        if not (has_messages or name in UNCHECKED or may_lack):
             checked_text(fields[name], name)
     if has_messages:
         for name in [name for name in fields if name not in UNCHECKED]:

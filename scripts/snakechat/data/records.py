@@ -226,9 +226,11 @@ def scored_table(prompts: Sequence[ScoredPrompt]) -> pa.Table:
 
 def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:
     """Yield the prompts of a file in their order."""
-    for batch in pq.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
+    with pq.ParquetFile(path) as file:
+        # A batch of iter_batches would join many row groups.
+        for group in range(file.num_row_groups):
+            for row in file.read_row_group(group).to_pylist():
+                yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
 
 
 def fingerprint(text: str) -> int:

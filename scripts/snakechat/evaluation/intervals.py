@@ -143,9 +143,10 @@ def mean_interval(
 def difference_interval(values: Sequence[float], others: Sequence[float]) -> list[float] | None:
     """Return the interval of mean(values) - mean(others), at least two each (Welch 1947).
 
-    None if the values of each are equal: they say nothing about the variance.
+    None if the values of each are equal, which says nothing about the variance, or one is NaN.
     """
-    if len(set(values)) == len(set(others)) == 1:
+    is_equal = len(set(values)) == len(set(others)) == 1
+    if is_equal or not math.isfinite(sum(values) + sum(others)):
         return None
     squares = [float(np.var(each, ddof=1)) / len(each) for each in (values, others)]
     degrees = sum(squares) ** 2 / sum(

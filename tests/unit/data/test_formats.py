@@ -343,6 +343,7 @@ YX = (prompt_of("y"), " x", None)
         # Paths without a value. The rejected response is optional.
         ("instruct", ROW, {**FROM_Q, "chosen": "a.0.b"}, "DroppedRow: no chosen"),
         ("instruct", ROW, {**FROM_Q, "rejected": "a.0.b"}, YX),
+        ("dialogues", PLAIN | {"a": []}, PAIR | {"rejected": "a.0"}, "BadRow: rejected is None"),
         ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
         ("instruct", {**ROW, "a": [{"x": 1}]}, {**FROM_Q, "rejected": "a.0.y"}, "BadRow: a.0.y: "),

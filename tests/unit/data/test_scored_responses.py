@@ -1,5 +1,6 @@
 """Scored responses: their file, and the records that are selected from them."""
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,6 +23,16 @@ def test_prompts_are_read_as_they_were_written(tmp_path):
         for prompts in ([SCORED, other], [SCORED]):
             file.write_table(records.scored_table(prompts))
     assert list(read_scored_responses(tmp_path / "train.parquet")) == [SCORED, other, SCORED]
+
+
+def test_one_part_of_a_file_is_held_at_a_time(tmp_path):
+    long = [SCORED._replace(responses=[f"{row}" * 100_000] * 5) for row in range(30)]
+    with pq.ParquetWriter(tmp_path / "train.parquet", records.SCORED) as file:
+        for prompt in long:
+            file.write_table(records.scored_table([prompt]))
+    before = pa.total_allocated_bytes()
+    for _ in read_scored_responses(tmp_path / "train.parquet"):
+        assert pa.total_allocated_bytes() - before < 5_000_000
 
 
 def test_the_best_and_the_worst_response_that_ended_are_selected():

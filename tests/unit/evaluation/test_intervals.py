@@ -51,6 +51,7 @@ def test_values_that_say_nothing_about_the_variance_have_no_interval():
     assert ratio_interval(np.ones(1), np.ones(1), np.arange(1)) is None
     assert difference_interval([1.0, 1.0], [2.0, 2.0]) is None
     assert difference_interval([1.0, 1.0], [2.0, 4.0]) is not None
+    assert difference_interval([1.0, math.nan], [2.0, 4.0]) is None
     # An undefined share may be any.
     assert share_interval(math.nan, np.array([0.1, -0.1, 0.3]), np.arange(3)) == [0, 1]
 
