@@ -33,7 +33,6 @@ from snakechat.config.sections import (
 from snakechat.config.settings import NAME_END, RefersTo, Settings
 from snakechat.data.formats import PROMPTS
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
 from snakechat.workflow.processes import SERIAL
 from snakechat.workflow.store import is_writable
@@ -455,7 +454,7 @@ class Config:
             }
             recipes |= swept or {name: {}}
         for recipe, settings in recipes.items():
-            if recipe not in self.values["logs"] and not is_version(recipe):
+            if recipe not in self.values["logs"] and "@" not in recipe:
                 self.check_effects(stage, recipe, settings)
         if len(recipes) < 2:
             raise ConfigError(

@@ -16,7 +16,7 @@ from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
 from snakechat.jobs.data_jobs import Description, Inputs, errors_at, present
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
-from snakechat.workflow.links import find_version, is_version
+from snakechat.workflow.links import find_version
 from snakechat.workflow.manifest import MANIFEST
 
 # The arrays of tokens of a phase.
@@ -367,7 +367,7 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
     files: dict[str, Path] = {}
     places: dict[str, dict[str, str]] = {}
     for name in recipes:
-        if is_version(name):
+        if "@" in name:
             version = find_version(stage, name)
             # The manifests have the digests of the files that a comparison reads.
             files |= {f"{name}/{kind}/{MANIFEST}": version[kind] / MANIFEST for kind in version}

@@ -30,7 +30,6 @@ from snakechat.pages.metrics import (
 from snakechat.pages.page import Page, Section, Table, metric_table, write_csv
 from snakechat.pages.trainings import Points, Training, curves, points_of, read_log, read_training
 from snakechat.workflow.job import Job
-from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import MANIFEST, Lineage, merge_lineages, result_id
 from snakechat.workflow.processes import Placement
 
@@ -156,7 +155,7 @@ def group_by_settings(runs: Sequence[Training], by_differences: bool = False) ->
     found: dict[str, list[Training]] = {}
     for run in runs:
         compared = json.dumps(run.compared, sort_keys=True)
-        is_apart = is_version(run.name) or not run.compared
+        is_apart = "@" in run.name or not run.compared
         found.setdefault(run.name if is_apart else compared, []).append(run)
     groups = [Group(of[0].name, of) for of in found.values()]
     shared = [f"-seed-{of.seeds[0]}" if len(of.runs) > 1 else "" for of in groups]

@@ -246,11 +246,6 @@ def versions_of(path: str | Path) -> list[Path]:
     return [folder for folder, paths in folders.items() if str(path) in paths]
 
 
-def is_version(recipe: str) -> bool:
-    """Return whether the name of a recipe is one of a version, NAME@KEY."""
-    return "@" in recipe
-
-
 def find_version(stage: str, recipe: str) -> dict[str, Path]:
     """Return the folders in the store with the training of a version and its newest evaluation.
 
