@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import ConfigDict, Discriminator, Field, GetPydanticSchema, StringConstraints, Tag
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetPydanticSchema,
+    StringConstraints,
+    Tag,
+)
 
 from snakechat.config.references import MESSAGES, POSITIONAL
 from snakechat.config.settings import (
@@ -37,8 +45,14 @@ def _form_by_key(**forms: Any) -> Any:
         found = [key for key in forms if isinstance(keys, dict | set) and key in keys]
         return f"with {[*found, *forms][0]}"
 
+    def check_form(values: Any) -> Any:
+        found = [key for key in forms if isinstance(values, dict) and key in values]
+        if len(found) > 1:
+            raise ValueError(f"{found[1]}: an entry has either {' or '.join(forms)}: remove it")
+        return values
+
     tagged = tuple(Annotated[each, Tag(f"with {key}")] for key, each in forms.items())
-    return Annotated[Union[tagged], Discriminator(form)]  # noqa: UP007
+    return Annotated[Union[tagged], Discriminator(form), BeforeValidator(check_form)]  # noqa: UP007
 
 
 BadRowPolicy = Literal["fail", "skip"]

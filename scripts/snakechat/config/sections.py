@@ -81,7 +81,10 @@ class Gate(Settings):
     max: Number = ABSENT
 
     def problems(self) -> dict[str, bool]:
-        return {"expected min or max": self.min is None and self.max is None}
+        return {
+            "expected min or max": self.min is None and self.max is None,
+            "expected min below max": None not in (self.min, self.max) and self.min > self.max,
+        }
 
 
 # Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
@@ -148,7 +151,12 @@ class RecipePlacement(Deployment):
             }
         size, gpus = self.vllm_tensor_parallel_size or 1, self.gpus_per_node
         text = f"{size} does not divide the {gpus} GPUs of a node (gpus_per_node): set a divisor"
-        return problems | {f"vllm_tensor_parallel_size: {text}": gpus % size > 0}
+        return problems | {
+            f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})": (
+                (self.max_mem_mb or self.mem_mb) < self.mem_mb
+            ),
+            f"vllm_tensor_parallel_size: {text}": gpus % size > 0,
+        }
 
 
 class PlacementChanges(PlacementKeys):

@@ -80,14 +80,19 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, values: Any) -> Any:
-        """Report an unknown key, with similar ones."""
-        known = cls.model_fields.keys() - {*cls.not_keys}
+        """Report all unknown keys at once, with similar ones."""
+        known = [key for key in cls.model_fields if key not in cls.not_keys]
         unknown = [key for key in values if key not in known] if isinstance(values, dict) else []
         if unknown and cls.model_config["extra"] != "allow":
-            similar = difflib.get_close_matches(str(unknown[0]), known)
-            guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
-            context = {"key": unknown[0], "number": len(unknown), "guess": guess}
-            raise PydanticCustomError("unknown_key", "unknown key ({guess})", context)
+            texts = []
+            for key in unknown:
+                similar = difflib.get_close_matches(str(key), known)
+                guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
+                texts.append(f"{key!r}: unknown key ({guess})")
+            # Its path has the first one.
+            message = "; ".join(texts).removeprefix(f"{unknown[0]!r}: ")
+            context = {"key": unknown[0], "number": len(unknown), "message": message}
+            raise PydanticCustomError("unknown_key", "{message}", context)
         return values
 
     @model_validator(mode="after")

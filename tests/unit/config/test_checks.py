@@ -112,7 +112,7 @@ MISTAKES = [
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
     ("llm_judges.wise.parameters", with_judge(parameters={"logprobs": 1})),
     ("llm_judges.wise.scale", with_judge(scale=[1, 1])),
-    ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss"})),
+    ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
     (
         "datasets.mine.min_margin",
         {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
@@ -214,13 +214,17 @@ def dataset(**settings):
     ("values", "message"),
     [
         (tiny("rlhf", reward=3), "rlhf.recipes.tiny.reward: Input should be a valid string or "),
-        (tiny("dpo", epchs=1), "dpo.recipes.tiny.epchs: unknown key (did you mean epochs?)"),
+        (
+            tiny("dpo", lerning_rate=1, epchs=1),
+            "dpo.recipes.tiny.lerning_rate: unknown key (did you mean learning_rate or"
+            " lora_learning_rate?); 'epchs': unknown key (did you mean epochs?)",
+        ),
         (tiny("sft", datasets=[{"toy": 0}]), "sft.recipes.tiny.datasets.0.toy: Input should be gr"),
         (dataset(path="x"), "datasets.mine.format: this key is required"),
         (dataset(format="plain"), "datasets.mine: expected path or hub"),
         (dataset(path="x", format="plain", remove="("), "datasets.mine.remove: not a regular exp"),
         (dataset(path="x", format="plain", eval="*.csv"), "datasets.mine.eval: has no effect"),
-        (dataset(path="x", generate="shop"), "datasets.mine.generate: unknown key"),
+        (dataset(path="x", generate="shop"), "datasets.mine.generate: an entry has either path"),
         (tiny("sft", lora_rank=True), "sft.recipes.tiny.lora_rank: expected a number, found True"),
         ({"sft": {"recipes": {1.3: {}}}}, "sft.recipes: Input should be a valid string, found 1.3"),
     ],

@@ -150,6 +150,7 @@ def test_requests_to_a_judge_have_one_spelling():
     [
         ("offload_frozen", True, "True has no effect outside of rlhf: remove it"),
         ("critic_zero_stage", 2, "2 has no effect without algorithm: ppo: remove it"),
+        ("max_mem_mb", 10, r"10 is less than mem_mb \(4000\)"),
     ],
 )
 def test_keys_of_a_placement_without_effect_are_mistakes(key, value, message):
