@@ -182,7 +182,9 @@ def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig
     try:
         config = AutoConfig.for_model(**json.loads(model.config) | {"num_labels": 1})
     except (ValueError, TypeError) as error:
-        raise InputError(f"invalid config of a model: {str(error).splitlines()[0]}") from None
+        # transformers lists all types that it has.
+        reason = str(error).splitlines()[0].partition(". Should contain")[0]
+        raise InputError(f"invalid config of a model: {reason}") from None
     if layers:
         config.num_hidden_layers = layers
     if layers and getattr(config, "layer_types", None):

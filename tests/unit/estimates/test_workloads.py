@@ -20,6 +20,7 @@ from snakechat.estimates.memory import (
     measure_size,
     peak_memory,
 )
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import Placement
 from support.families import FAMILIES
 from support.specs import opt_config, opt_spec, small_spec
@@ -37,6 +38,11 @@ def test_sizes_are_extrapolated_to_all_layers(family):
     config = {layers if key == "num_hidden_layers" else key: v for key, v in keys.items()}
     size = measure_size(ModelSpec(json.dumps(config), SFT, "bf16"))
     assert (size["weights"], size["trained"], size["layers"]) == (expected, expected, 5)
+
+
+def test_the_error_of_an_unknown_model_does_not_list_all_others():
+    with pytest.raises(InputError, match="^invalid config of a model: .*: nonesuch$"):
+        measure_size(ModelSpec('{"model_type": "nonesuch"}', SFT, "bf16"))
 
 
 def test_sizes_by_hand():
