@@ -18,11 +18,9 @@ from snakechat.data.records import COLUMNS, texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import all_prompts, make_rows
 from snakechat.workflow.errors import InputError, ProgressLines, warn
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.processes import limited_memory
 
-# The file that is read, for the message when memory is exhausted.
-NOTE = "reading"
 # Additional memory that reading may use.
 MAX_MEMORY_BYTES = 800 << 20
 
@@ -30,9 +28,9 @@ MAX_MEMORY_BYTES = 800 << 20
 def main(job: Job) -> None:
     """Generate the toy, or import the files of each split.
 
-    A file may be made to exhaust the memory.
+    A file may be made to exhaust the memory. scripts/launch.py names one that ended this process.
     """
-    settings, note = job.settings, job.states / NOTE
+    settings, note = job.settings, job.states / READING
     if hasattr(settings, "generate"):
         if settings.eval_rows >= (most := len(all_prompts())):
             raise InputError(
@@ -87,7 +85,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
     used = [*column_paths(settings.columns), *settings.keep.values()]
     progress = ProgressLines(f"import {split}", "rows", None)
     for name, path in files.items():
-        (job.states / NOTE).write_text(str(path))
+        (job.states / READING).write_text(str(path))
         for number, row in read_rows(path, used):
             read += 1
             progress.update(read)

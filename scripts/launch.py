@@ -40,8 +40,9 @@ from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
-from snakechat.workflow.job import PREPARED, STATES, parse_words, report_errors
+from snakechat.workflow.job import PREPARED, READING, STATES, parse_words, report_errors
 from snakechat.workflow.manifest import planned_files
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import SERIAL, Placement, prepare_environment, set_threads
 from snakechat.workflow.publishing import prepare, publish_result
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
@@ -150,7 +151,13 @@ def describe_kill(program: str, number: int) -> str:
             f"{program}: a chat template, or a regular expression of tokenizer.json, did not end:"
             " replace it in the tokenizer's files"
         )
-    return f"{program} was ended by {signal.Signals(number).name}"
+    name, reading = signal.Signals(number).name, Path(os.environ.get(STATES, ""), READING)
+    if reading.is_file():
+        return (
+            f"{printable_line(reading.read_text())}: {name} ended the process that reads: the file"
+            " is damaged, or the memory is full"
+        )
+    return f"{program} was ended by {name}"
 
 
 def run_on_rungs(ladder: Ladder, torchrun: Sequence[str], port: int) -> int:

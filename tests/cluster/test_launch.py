@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from conftest import ROOT
-from launch import claim_gpus, this_node
+from launch import claim_gpus, describe_kill, this_node
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import READING, STATES
 from snakechat.workflow.processes import computing_variables
 
 
@@ -118,13 +119,17 @@ def test_variables_of_networks_are_no_part_of_what_a_result_is_made_from():
     assert computing_variables(environment) == {"MKL_CBWR": "AVX2"}
 
 
-def test_a_killed_process_is_named(start):
+def test_a_killed_process_is_named_with_the_file_that_it_read(start, tmp_path, monkeypatch):
     process = start()
     [variables] = variables_of(process)
     os.kill(variables["pid"], signal.SIGSEGV)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGSEGV
     assert stderr == "error: program.py was ended by SIGSEGV\n"
+    (tmp_path / READING).write_text("data/b.parquet")
+    monkeypatch.setenv(STATES, str(tmp_path))
+    line = describe_kill("program.py", signal.SIGSEGV)
+    assert line.startswith("data/b.parquet: SIGSEGV ended the process that reads: ")
 
 
 def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):

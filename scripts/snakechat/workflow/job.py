@@ -35,6 +35,8 @@ from snakechat.workflow.store import work_path
 PREPARED = "SNAKECHAT_PREPARED"
 # The launcher sets it to the folder of the job's checkpoints, for itself.
 STATES = "SNAKECHAT_STATES"
+# The file among its checkpoints in which an import notes the source file that it reads.
+READING = "reading"
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
 
