@@ -289,17 +289,17 @@ UNITS = ("", "K", "M", "G", "T")
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the files below a folder."""
-    return sum(path.lstat().st_size for path in walk_files(folder))
+    """Return the bytes of the files below a folder, from which another process may remove some."""
+    size = 0
+    for path in walk_files(folder):
+        with suppress(OSError):
+            size += path.lstat().st_size
+    return size
 
 
 def warn_of_size(store: Path, max_bytes: int) -> None:
     """Print a line if a store uses more space than it should, and how to trim it."""
-    num_bytes, limit = 0, format_size(max_bytes)
-    for folder in stored_folders(store):
-        # Another process may remove it.
-        with suppress(OSError):
-            num_bytes += size_of(folder)
+    num_bytes, limit = sum(map(size_of, stored_folders(store))), format_size(max_bytes)
     if num_bytes > max_bytes:
         warn(
             f"{store} has {format_size(num_bytes)}, and store_max_size is {limit}: python"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from snakechat.workflow import store as store_module
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import find_results, link_result, paths_by_key, register_root
 from snakechat.workflow.manifest import read_sealed, sealed_json
@@ -342,6 +343,16 @@ def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, i
     assert removed == {*aged, left, *([state] if interrupted else [])}
     assert work_path(held, "state").exists() and not work_path(left).exists()
     assert work_path(state, "state").exists() != interrupted
+
+
+def test_a_job_that_deletes_a_file_keeps_its_inputs(store, aged, monkeypatch):
+    job = aged[0].with_name("a" * 32)
+    work_path(job, "state/00000020").mkdir(parents=True)
+    work_path(job, "inputs").write_text(f"{aged[1]}\n")
+    found = store_module.walk_files
+    monkeypatch.setattr(store_module, "walk_files", lambda path: [*found(path), path / "gone"])
+    collect(store, (), time.time(), 0)
+    assert stored_folders(store) == [aged[1]]
 
 
 def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
