@@ -56,6 +56,10 @@ from snakechat.workflow.store import (
     work_path,
 )
 
+# What the clock shows more than the monotonic one, before a run starts: a clock that is set during
+# the run does not change its duration.
+CLOCK_OFFSET = time.time() - time.monotonic()
+
 # --- before the program -----------------------------------------------------------------------
 
 
@@ -237,7 +241,7 @@ def run_record(
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
         **measured,
         "host": platform.node(),
         "cpu": model[1] if model else platform.machine(),
