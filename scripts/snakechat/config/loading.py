@@ -329,7 +329,8 @@ def _reward_function_problem(
     try:
         Modules(path.parent.parent / "scripts").imported_by([path])
         nodes = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError) as error:
+    # An expression may be nested too deeply, such as a sum of a thousand terms.
+    except (SyntaxError, ValueError, RecursionError) as error:
         return f"rewards/{path.name} is not valid Python ({error})"
     except FileNotFoundError as error:
         return f"{error.filename} does not exist"

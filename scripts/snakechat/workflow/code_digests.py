@@ -202,8 +202,8 @@ class Modules:
             if attribute:
                 files.append(self._find(folder, *names, attribute))
             # Reading one that does not exist is an error.
-            missing = folder.joinpath(*names).with_suffix(".py")
-            imports += [file for file in files if file] or [missing]
+            missing = [folder.joinpath(*names).with_suffix(".py")] if names else []
+            imports += [file for file in files if file] or missing
         if path == self.scripts / LAUNCHED_BY:
             libraries.clear()
         return Module(counted, imports, libraries - sys.stdlib_module_names, strings)

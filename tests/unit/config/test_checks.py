@@ -30,9 +30,11 @@ def with_dataset(stage="sft", **settings):
 
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
+    "deep": b"x = 1" + 5000 * b" + 1",
     "reward": b"def score(prompts, responses):\n    return []\n",
     "scaled": b"def score(prompts, responses, scale=1):\n    return []\n",
-    "needs": b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
+    "needs": b"try:\n    from . import x\nexcept ImportError:\n    x = 1\n\n"
+    b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
 }
 
 GENERATED = {"generations": "tiny", "select": "best", "split": {"sft": 1, "reward": 1, "rlhf": 1}}
@@ -129,12 +131,13 @@ MISTAKES = [
             placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 3},
         ),
     ),
-    # Reward functions: unknown, with a syntax error, with an unknown argument, without a column,
-    # with the name of the reward model in metrics.
+    # Reward functions: unknown, with a syntax error, nested too deeply, with an unknown argument,
+    # without a column, with the name of the reward model in metrics.
     *(
         ("rlhf.recipes.tiny.reward_functions", tiny("rlhf", reward_functions=functions))
         for functions in (
             {"shop": 1, "broken": 1},
+            {"deep": 1},
             {"scaled": {"weight": 1, "arguments": {"scle": 2}}},
             {"needs": {"weight": 1, "arguments": {"bonus": 2}}},
             {"reward": 1},
