@@ -113,7 +113,8 @@ def pytorch_job(job: PlannedJob, profile: Document) -> Document:
     nodes = document["spec"]["pytorchReplicaSpecs"]
     container = completed(nodes["Master"]["template"]["spec"], profile, os.getcwd())
     resources = container.get("resources", {})
-    container["resources"] = {kind: resources.get(kind, {}) | amounts[kind] for kind in amounts}
+    amounts = {kind: resources.get(kind, {}) | amounts[kind] for kind in amounts}
+    container["resources"] = resources | amounts
     job.write_spec()
     # The command that Snakemake would run.
     programs = (os.path.relpath(ROOT / f"scripts/{each}.py") for each in ("launch", job.program))

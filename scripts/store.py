@@ -30,8 +30,8 @@ from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
     content_digest,
+    read_manifest,
     read_run_record,
-    require_manifest,
 )
 from snakechat.workflow.store import (
     AlreadyLocked,
@@ -167,7 +167,10 @@ def list_versions(target: str) -> None:
         print(f"  {os.path.relpath(entry.folder)}")
         if number:
             versions = (entries[number - 1], entry)
-            old, new = (require_manifest(each.folder / MANIFEST) for each in versions)
+            old, new = (read_manifest(each.folder / MANIFEST) for each in versions)
+            if old is None or new is None:
+                print("    a manifest cannot be read")
+                continue
             changes = spec_changes(old["spec"], new["spec"])
             changes += [
                 f"input {name} had other content"
@@ -228,7 +231,7 @@ def collect(
             num_bytes -= entry.num_bytes
             paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
             print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
-    left = [entry for entry in entries if entry.is_finished and entry not in removed]
+    left = [entry for entry in entries if entry.is_finished and entry.folder.is_dir()]
     print(
         f"{len(removed):,} results removed, {total_of(removed)};"
         f" {len(left):,} left, {total_of(left)}"

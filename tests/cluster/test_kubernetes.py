@@ -288,7 +288,7 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared, tmp_path):
     document = yaml.safe_load(path.read_text())
     document["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "team"}}
     pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}}
+    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}, "claims": []}
     path.write_text(yaml.safe_dump(document))
     job = training_job(workflow, "--configfile", "gpus.yaml")
     assert as_read(job) == job
@@ -302,7 +302,7 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared, tmp_path):
     assert pod["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     requests = {"cpu": "1900m", "memory": "4000M", "nvidia.com/gpu": "8"}
     limits = {**requests, "cpu": "2", "rdma/hca": "1"}
-    assert container_of(pod)["resources"] == {"limits": limits, "requests": requests}
+    assert container_of(pod)["resources"] == {"limits": limits, "requests": requests, "claims": []}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]
 
 

@@ -65,6 +65,8 @@ def test_results_and_versions_are_listed_with_what_changed(versions, run):
         "TIME  node0",
         f"  {versions[0]}",
     ]
+    (versions[0] / "manifest.json").write_text("")
+    assert run("list", "output/sft/tiny")[5] == "    a manifest cannot be read"
 
 
 def test_what_no_link_leads_to_is_removed(versions, run):
