@@ -294,7 +294,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tenso
 
 
 def invert_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the entries at which the cumulative sum of weights exceeds each uniform number.
+    """Find the entries at which the normalized cumulative sum exceeds each uniform number.
 
     weights: [..., m], not normalized. uniforms: [..., c] in [0, 1). Returns the indices [..., c] of
     the entries, any ones if a weight is not finite; and the fraction [..., c] of each entry's

@@ -178,6 +178,7 @@ def merge(layer: "LoraLayer", master: Master | None = None) -> Tensor:
 
 
 def as_fp32(weight: Tensor) -> Tensor:
+    """Return the value of a weight in fp32, without gradient."""
     return weight.detach().float()
 
 

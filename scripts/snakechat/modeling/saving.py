@@ -155,7 +155,7 @@ def weights_in_files(
 ) -> tuple[dict[str, Tensor], dict[str, SavedWeight | None]]:
     """Return the weights in the files of a model by their names there.
 
-    They are their shapes, as tensors without memory; and the weight of the model that each one is,
+    Returns their shapes, as tensors without memory; and the weight of the model that each one is,
     or None for one that transformers computes from several.
 
     weights: saved_weights of the model. dtype: In the files; defaults to each weight's own.
