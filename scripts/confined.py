@@ -2,11 +2,16 @@
 
     python scripts/confined.py LIMITS FOLDER PROGRAM ARGUMENTS...
 
-LIMITS is a file of scripts/launch.py (snakechat.workflow.hermetic): what the program may read and
-write, whether it has the network, and whether its processes connect to each other, also on several
-nodes, whose names they may have to ask a server for, or with GPUs, also by Unix sockets. The limits
-hold before the program imports anything, and for all that it starts. FOLDER is for its temporary
-files and caches.
+LIMITS is a file of scripts/launch.py (limits_of of snakechat.workflow.hermetic) with these keys:
+
+- read, folders, write: The paths that the program may read, import from and write.
+- network: Whether it may connect to any server.
+- connects: Whether its processes connect to each other.
+- nodes: Whether they run on several nodes, whose names they may have to ask a server for.
+- gpus: Whether they use GPUs, and connect by Unix sockets too.
+
+The limits hold before the program imports anything, and for all that it starts. FOLDER is for its
+temporary files and caches.
 """
 
 import glob

@@ -169,22 +169,22 @@ def run_on_rungs(ladder: Ladder, torchrun: Sequence[str], port: int) -> int:
         # The whole job was killed while it tried this rung, possibly for its memory.
         ladder.go_down()
     while True:
-        started = ladder.number
+        number = ladder.number
         # Each time has a port of its own.
-        os.environ.update({"PET_MASTER_PORT": str(port + started)} if port else {})
+        os.environ.update({"PET_MASTER_PORT": str(port + number)} if port else {})
         # A process has noted the next rung; the others may wait for it.
-        code, signals = run_child(torchrun, partial(is_below, ladder, started))
+        code, signals = run_child(torchrun, partial(is_below, ladder, number))
         ladder.read()
         is_trying = ladder.state == "trying"
         if signals and is_trying:
             ladder.note("open")
         if signals or code == 0:
             return code
-        if code == 128 + signal.SIGKILL and is_trying and ladder.number == started:
+        if code == 128 + signal.SIGKILL and is_trying and ladder.number == number:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
             ladder.go_down()
         deadline = time.monotonic() + (NODES_TIMEOUT if port else 0)
-        while not is_below(ladder, started):
+        while not is_below(ladder, number):
             if time.monotonic() >= deadline:
                 return code
             time.sleep(1)

@@ -34,12 +34,15 @@ def main(training: Training[DpoSettings]) -> None:
         # Of the whole step: it does not depend on how micro-batches divide the rows.
         reference_point = data.reference_point(policy, rows)
 
-        def of_batch(micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        def losses_and_rewards(micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
             logprobs = sequence_sums(engine(micro_batch.batch), micro_batch.batch.target_lengths)
             return data.losses(logprobs.view(2, -1), micro_batch.rows, reference_point)
 
-        found = pair_gradients(engine, data.rows, rows, training.device, of_batch)
-        return data.metrics(*found, rows)
+        losses, rewards = pair_gradients(
+            engine, data.rows, rows, training.device, losses_and_rewards
+        )
+        engine.step()
+        return data.metrics(losses, rewards, rows)
 
     def evaluate() -> dict[str, float]:
         return eval_data.metrics(*eval_data.evaluate(policy))

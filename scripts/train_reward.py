@@ -36,7 +36,9 @@ def main(training: Training[RewardSettings]) -> None:
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         of_batch = partial(losses_and_scores, engine, loss)
-        return pair_metrics(*pair_gradients(engine, pairs, rows, training.device, of_batch))
+        losses, scores = pair_gradients(engine, pairs, rows, training.device, of_batch)
+        engine.step()
+        return pair_metrics(losses, scores)
 
     def evaluate() -> dict[str, float]:
         scores = torch.from_numpy(response_scores(engine.module, eval_pairs))

@@ -81,7 +81,7 @@ class RlhfTrainer(Training[RlhfSettings]):
     """
 
     def prepare(self) -> None:
-        """Load data and models."""
+        """Load data and models, which may not fit: `trainer` then goes down a rung."""
         job, settings, tokens = self.job, self.settings, self.job.inputs["tokens"]
         # Prompts of an update.
         self.minibatch = settings.global_batch_size // settings.num_generations
@@ -220,8 +220,9 @@ class RlhfTrainer(Training[RlhfSettings]):
 
         # 5. Update actor and critic.
         with self.timer("train"):
-            sizes = self.minibatch, settings.ppo_epochs, settings.seed + step
-            batches = epoch_batches(rollouts.num_prompts, *sizes)
+            batches = epoch_batches(
+                rollouts.num_prompts, self.minibatch, settings.ppo_epochs, settings.seed + step
+            )
             updates = [
                 self.update(step, number, prompts, rollouts, experience)
                 for number, prompts in enumerate(chain(*batches))
@@ -241,7 +242,10 @@ class RlhfTrainer(Training[RlhfSettings]):
     def update(
         self, step: int, number: int, rows: np.ndarray, rollouts: Rollouts, experience: Experience
     ) -> Metrics:
-        """Update actor and critic on the responses to the given prompts; return metrics."""
+        """Update actor and critic on the responses to the given prompts; return metrics.
+
+        number: Of the update in its step.
+        """
         settings = self.settings
         engines: dict[str, Engine[Any]] = {}
         metrics: Metrics = {}
@@ -366,6 +370,7 @@ def response_lines(
 def train(rlhf: RlhfTrainer) -> None:
     """Load data and models, train, save."""
     rlhf.prepare()
+    # New heads and adapters have drawn random numbers.
     torch.manual_seed(rlhf.settings.seed)
     evaluations = Evaluations(
         rlhf.job, len(rlhf.batches), rlhf.evaluate, rlhf.save_actor, best_metric=BEST_METRIC

@@ -24,11 +24,13 @@ def main(training: Training[SftSettings]) -> None:
     num_targets = train_split.num_tokens(with_prompts)
     engine = training.load(Policy, train_split)
     policy = engine.module
-    arguments = policy.supports_packing, training.device, with_prompts
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         num_tokens = int(num_targets[rows].sum())
-        loss = text_gradients(engine, train_split.micro_batches(rows, *arguments), num_tokens)
+        micro_batches = train_split.micro_batches(
+            rows, policy.supports_packing, training.device, with_prompts
+        )
+        loss = text_gradients(engine, micro_batches, num_tokens)
         engine.step()
         return {"loss": loss, "tokens": num_tokens}
 

@@ -171,25 +171,24 @@ def pair_gradients(
     examples: Examples,
     rows: np.ndarray,
     device: torch.device,
-    evaluate: Callable[[MicroBatch], tuple[Tensor, Tensor]],
+    losses_and_scores: Callable[[MicroBatch], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Take an optimizer step on the given rows [B]; return their losses [B] and scores [2, B].
+    """Accumulate the gradients of a step on rows [B]; return their losses [B], scores [2, B].
 
     The loss of the step is the mean of the rows' losses. All ranks get the losses and the scores of
     all rows, on the CPU in float64.
 
-    evaluate: Returns losses and scores of the rows of a micro-batch.
+    losses_and_scores: Returns those of the rows of a micro-batch.
     """
     places = {int(row): place for place, row in enumerate(rows)}
     table = torch.zeros(3, len(rows), device=device)
     for micro_batch in examples.micro_batches(rows, engine.module.supports_packing, device):
-        losses, scores = evaluate(micro_batch)
+        losses, scores = losses_and_scores(micro_batch)
         engine.backward(micro_batch.counted / len(rows) * losses.sum(), micro_batch.is_last)
         if micro_batch.counted:
             columns = torch.tensor([places[row] for row in micro_batch.rows])
             values = torch.cat([losses.detach()[None], scores.detach()]).float()
             table.index_copy_(1, copy_to_device(columns, device), values)
-    engine.step()
     table = all_reduce_sum(table).double().cpu()
     return table[0], table[1:]
 

@@ -97,7 +97,7 @@ def load_config(
     values |= checked(values, Sections)
     config = Config(values, root, sources)
     add_sweeps(config)
-    for problem in _problems(config):
+    if problem := next(_problems(config), None):
         raise ConfigError(f"config: {problem}")
     return config
 
@@ -208,8 +208,9 @@ def _problems(config: Config) -> Iterator[str]:
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
-            names = NAMES + NAMES_OF_RECIPES * (stage != "benchmarks")
-            yield from _command_problems(command, names + NAMES_OF_RLHF * (stage == "rlhf"), place)
+            names = NAMES + (NAMES_OF_RECIPES if stage != "benchmarks" else ())
+            names += NAMES_OF_RLHF if stage == "rlhf" else ()
+            yield from _command_problems(command, names, place)
         if stage != "benchmarks":
             yield from _recipe_problems(config, stage, name, place)
 
@@ -337,7 +338,7 @@ def _reward_function_problem(
     for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name == "score":
             signature = _signature(node.args)
-            given = arguments | {MESSAGES, *columns} & signature.parameters.keys()
+            given = arguments | ({MESSAGES, *columns} & signature.parameters.keys())
             try:
                 signature.bind(None, None, **dict.fromkeys(given))
             except TypeError as error:
@@ -352,5 +353,6 @@ def _signature(given: ast.arguments) -> inspect.Signature:
     """Return the signature of a function without its defaults and types, which nothing executes."""
     given.defaults = [ast.Constant(None) for _ in given.defaults]
     given.kw_defaults = [default and ast.Constant(None) for default in given.kw_defaults]
+    # Evaluating a lambda runs nothing of it.
     function = ast.Expression(ast.Lambda(given, ast.Constant(None)))
     return inspect.signature(eval(compile(ast.fix_missing_locations(function), "", "eval")))

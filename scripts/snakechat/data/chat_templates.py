@@ -288,7 +288,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
             f"{tokenizer.name_or_path}: the tokenizer has no token that can serve as pad: set"
             " pad_token in tokenizer_config.json"
         )
-    if token == IMPOSSIBLE_BYTE != tokenizer.pad_token:
+    if token == IMPOSSIBLE_BYTE and token != tokenizer.pad_token:
         added = AddedToken(token, single_word=True, normalized=False, special=True)
         tokenizer.add_special_tokens({"pad_token": added})
     tokenizer.pad_token = token

@@ -161,7 +161,7 @@ def chat_template(tokenizer: Any) -> str:
         for space in (" ", "")
     )
     # Some tokenizers append eos.
-    needs_space = ids[: len(with_space)] == with_space != without
+    needs_space = with_space != without and ids[: len(with_space)] == with_space
     return ("{{- bos_token ~ ' ' -}}\n" if needs_space else "{{- bos_token -}}\n") + CHAT_TEMPLATE
 
 

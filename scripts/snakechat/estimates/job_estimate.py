@@ -262,7 +262,7 @@ class JobEstimate:
             yield f"does not fit: {peak}, a GPU has {format_bytes(usable)}"
         first, ranks = workload.runs[0], workload.vllm_ranks
         weights = first.model.weight_bytes
-        if weights > ranks * GPU_MEMORY_FRACTION * self.gpu_memory > 0:
+        if 0 < ranks * GPU_MEMORY_FRACTION * self.gpu_memory < weights:
             used = f"the {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses"
             yield f"does not fit: vllm needs more than {used}: set vllm_tensor_parallel_size"
         gathers = first.epochs and first.stage == 3 and not samples_whole(weights, self.gpu_memory)

@@ -58,7 +58,7 @@ WRITTEN_ELEMENTS = 1 << 24
 POLL_SECONDS = 0.2
 # Signals to the main thread. It may wait for another process, or for a reply of a server.
 EXIT_SIGNALS = 50
-# What a process prints that another one has ended for.
+# Printed by a process that ends because another one ran out of memory.
 OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
 Batch = TypeVar("Batch")
 
@@ -168,8 +168,9 @@ class Checkpointer:
             self._save_part()
             self.lock.end()
             barrier()
-            for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT] if rank() == 0 else ():
-                shutil.rmtree(old)
+            if rank() == 0:
+                for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
+                    shutil.rmtree(old)
             seconds, record = time.monotonic() - started, self.job.record
             self.next_save = started + seconds + seconds / MAX_SAVING_FRACTION
             record["saving_seconds"] = round(record["saving_seconds"] + seconds, 3)
@@ -348,7 +349,9 @@ def check_num_processes(folder: Path) -> None:
 
 def is_undamaged(folder: Path) -> bool:
     """Return whether a folder of a checkpoint has exactly the files that were saved."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         saved = json.loads((folder / "files.json").read_text())
-        return {k: v for k, v in result_files(folder).items() if k != "files.json"} == saved
-    return False
+    except (OSError, ValueError):
+        return False
+    # Outside of the try: a folder that cannot be read now is an error, and not a damaged one.
+    return {k: v for k, v in result_files(folder).items() if k != "files.json"} == saved

@@ -271,7 +271,7 @@ def learning_rate_factor(step: int, settings: OptimizerSettings, num_steps: int)
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
-    """Add the gradient of a micro-batch to the step's, fp32 [elements], and free it."""
+    """Add the gradient of a micro-batch to the sum of a step, fp32 [elements], and free it."""
     assert weight.grad is not None
     # In chunks: on a CPU, torch copies 16-bit numbers to fp32 before it adds them.
     pair = gradient, weight.grad.flatten()

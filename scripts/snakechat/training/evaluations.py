@@ -107,6 +107,7 @@ class Evaluations(Attributes):
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
+        # A named metric is better if it is higher, a loss if it is lower.
         sign, best = 1 if self.best_metric else -1, self.best_value
         is_best = math.isfinite(value) if best is None else sign * value > sign * best
         # Rounding may differ between processes, which decide together.

@@ -152,7 +152,10 @@ def without_hopeless(
 ) -> list[Rung]:
     """Return the rungs on which weights, gradients and optimizer state alone fit into a GPU.
 
-    The last of the rungs, from the current one on, always stays. trained: Number of weights.
+    The last of the rungs, from the current one on, always stays.
+
+    trained: Number of weights that are trained.
+    gpu_memory: Bytes of the smallest GPU.
     """
     if placement.offload != "none":
         return rungs
@@ -188,6 +191,8 @@ def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
     """Return the rung on which a result (output/...) was made that this build makes again."""
     folder = os.environ.get(REPRODUCED)
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
-    placement = Placement(**record["placement"]) if record else SERIAL
+    if not record:
+        return None
+    placement = Placement(**record["placement"])
     made = Rung(*(getattr(placement, key) for key in Rung._fields))
-    return made if record and made in rungs else None
+    return made if made in rungs else None

@@ -58,14 +58,17 @@ COMPILED_WEIGHTS, COMPILED_SECONDS, COMPILED_AFTER = MAX_FP32_WEIGHTS, 600, 2
 def trainer(
     train: Callable[[Any], None], kind: type[Any] | None = None
 ) -> Callable[[Job[Any]], None]:
-    """Return the program that trains by a function of a Training, or of another kind of it."""
+    """Return the program that calls `train` with a Training, or with another kind of it.
+
+    If its process runs out of memory, it notes the next rung and ends.
+    """
 
     def main(job: Job[Any]) -> None:
         training: Any = (kind or Training)(job)
         try:
             train(training)
         except Exception as error:
-            if not is_out_of_memory(error) or not training.goes_down():
+            if not is_out_of_memory(error) or not training.go_down():
                 raise
             sys.stderr.flush()
             # Other processes may wait in a collective operation: the launcher ends them.
@@ -93,7 +96,7 @@ class Training(Generic[S]):
 
     Attributes:
         base: Folder of the model that is trained.
-        tokenizer: That of the tokens, which the results have too.
+        tokenizer: The tokenizer of the tokens, which results have too.
         timer: Times the sections of a step.
     """
 
@@ -158,8 +161,8 @@ class Training(Generic[S]):
             self.ladder.note(state)
         barrier()
 
-    def goes_down(self) -> bool:
-        """Return whether the next rung is noted, after this process has run out of memory."""
+    def go_down(self) -> bool:
+        """Note the next rung, after this process ran out of memory; return whether there is one."""
         failed = self.ladder.rung
         # A checkpoint has a ZeRO stage.
         stage = failed.zero_stage if checkpoints(self.job.states) else None
@@ -202,8 +205,10 @@ class Training(Generic[S]):
         settings = cast(Any, self.settings)
         self.examples = examples
         self.batches = training_batches(len(examples), settings.global_batch_size, settings)
-        sizes = settings.learning_rate, len(self.batches), settings.max_length
-        engine = self.load_engine(wrapper, self.base, examples, *sizes, new_head=True)
+        rate, longest = settings.learning_rate, settings.max_length
+        engine = self.load_engine(
+            wrapper, self.base, examples, rate, len(self.batches), longest, new_head=True
+        )
         self.engine: Engine[Any] = engine
         return engine
 
@@ -319,7 +324,8 @@ def text_gradients(
     """
     loss_sum: Any = 0.0
     for micro_batch in micro_batches:
-        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        share = micro_batch.counted / num_tokens
+        loss = -share * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
         loss_sum = loss_sum + loss.detach()
     return all_reduce_sum(loss_sum).item()
