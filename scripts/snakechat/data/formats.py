@@ -143,7 +143,7 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
     """Return the cells of a row in columns that reward functions read, each as JSON."""
-    return [json_of(_field(row, path, path, nullable=True), path) for path in keep]
+    return [json_of(_field(row, path, path, nullable=True), f"column {path}") for path in keep]
 
 
 def with_instructions(prompt: list[Turn], template: str | None, system: str | None) -> list[Turn]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snakechat.data.cells import CONTEXT, MEDIA, BadRow, parse_json
-from snakechat.data.dataset_files import checked_kind
+from snakechat.data.dataset_files import checked_kind, kind_of
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import MISSING
 from snakechat.data.model_files import is_pointer
@@ -189,6 +189,8 @@ def _open_bytes(path: Path) -> io.BufferedReader:
             return io.BufferedReader(opener(path))
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
+    if b"\0" in start and kind_of(path.stem):
+        raise ValueError("expected a compressed file")
     return path.open("rb")
 
 

@@ -260,6 +260,12 @@ def test_invalid_array_is_an_error(tmp_path, end):
     assert found[:1] == [{"a": 1}]
 
 
+def test_download_of_zeros_is_an_error(tmp_path):
+    # Some programs reserve the size of a file before they write it.
+    (tmp_path / "rows.jsonl.gz").write_bytes(bytes(100))
+    assert rows_before_damage(tmp_path / "rows.jsonl.gz") == []
+
+
 def test_unclosed_quotes_and_utf_16_in_csv_are_errors(tmp_path):
     path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3,4\n5,6\n')
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
