@@ -32,8 +32,8 @@ from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.workflow.errors import ProgressLines
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
-# Of hidden states [N, D], weight [V, D] and bias [V]; None where none is needed. Below, a `layer` is
-# these three tensors and the tokens [N].
+# Of hidden states [N, D], weight [V, D] and bias [V]; None where none is needed. Below, a `layer`
+# is these three tensors and the tokens [N].
 Gradients = tuple[Tensor | None, ...]
 
 

@@ -41,7 +41,7 @@ def test_sizes_are_extrapolated_to_all_layers(family):
 
 
 def test_the_error_of_an_unknown_model_does_not_list_all_others():
-    with pytest.raises(InputError, match="^invalid config of a model: .*: nonesuch$"):
+    with pytest.raises(InputError, match=r"^invalid config of a model: .*: nonesuch$"):
         measure_size(ModelSpec('{"model_type": "nonesuch"}', SFT, "bf16"))
 
 
