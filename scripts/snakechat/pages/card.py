@@ -17,7 +17,6 @@ from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import PlannedJob
 from snakechat.pages.metrics import describe_origin, rebuild_command
 from snakechat.pages.page import MARKDOWN
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     Lineage,
     digest,
@@ -43,9 +42,6 @@ def write_cards(models: Iterable[PlannedJob]) -> None:
     """Write the cards of trained models, except those that a person has edited.
 
     models: The trainings. A model that does not exist has no card.
-
-    Raises:
-        InputError: A card cannot be read or written.
     """
     for model in models:
         folder = Path(model.path)
@@ -56,12 +52,10 @@ def write_cards(models: Iterable[PlannedJob]) -> None:
         lineage = named_lineage(made, merge_lineages([manifest]), model.names)
         text = model_card(model.path, lineage, record)
         card = folder / CARD
-        try:
-            old = card.read_text(encoding="utf-8") if card.exists() else None
-            if old is None or (old != text and is_sealed(old)):
-                write_atomically(card, text)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{card} cannot be read or written: {error}") from None
+        # One that is not UTF-8 was edited.
+        old = card.read_text(encoding="utf-8", errors="replace") if card.exists() else None
+        if old is None or (old != text and is_sealed(old)):
+            write_atomically(card, text)
 
 
 def is_sealed(card: str) -> bool:
