@@ -3,7 +3,7 @@
 Each module of ours that a program imports, at any depth, has a digest. It counts by its syntax tree
 without docstrings, so that comments and layout change nothing. An import counts wherever it stands,
 also in a function or in a branch that may never run. What no statement imports, the kernel denies
-to a job (snakechat.workflow.hermetic). A module that can read its own source counts byte for byte.
+to a job (scripts/confined.py). A module that can read its own source counts byte for byte.
 
 output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
@@ -187,11 +187,14 @@ class Modules:
         top, libraries = self.rewards if is_reward else self.scripts, set[str]()
         packages = [top / folder / "__init__.py" for folder in path.relative_to(top).parents]
         imports = [file for file in packages if file.is_file()]
+        # snakechat.algorithms.reward_functions has the same precedence.
+        modules = {file.stem for file in top.glob("*.py")} if is_reward else set[str]()
+        of_rewards = modules - sys.stdlib_module_names - {path.stem}
         for level, module, attribute in statements:
             names = module.split(".") if module else []
             if level:
                 folder = path.parents[level - 1]
-            elif is_reward and self._is_of_rewards(path, names[0]):
+            elif names[0] in of_rewards:
                 folder = self.rewards
             elif self._find(self.scripts, names[0]):
                 folder = self.scripts
@@ -230,14 +233,6 @@ class Modules:
 
     def _is_reward(self, path: Path) -> bool:
         return path.is_relative_to(self.rewards)
-
-    def _is_of_rewards(self, path: Path, name: str) -> bool:
-        """Return whether an import in a module of rewards/ finds a module in rewards/.
-
-        snakechat.algorithms.reward_functions has the same precedence.
-        """
-        is_other = name != path.stem and name not in sys.stdlib_module_names
-        return is_other and (self.rewards / f"{name}.py").is_file()
 
     def _find_module(self, folder: Path, *names: str) -> Path | None:
         """Return the file of a module, given the components of its name; None without one."""
