@@ -335,17 +335,18 @@ def _reward_function_problem(
         return f"rewards/{path.name} is not valid Python ({error})"
     except FileNotFoundError as error:
         return f"{error.filename} does not exist"
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef) and node.name == "score":
-            signature = _signature(node.args)
-            given = arguments | ({MESSAGES, *columns} & signature.parameters.keys())
-            try:
-                signature.bind(None, None, **dict.fromkeys(given))
-            except TypeError as error:
-                return (
-                    f"rewards/{path.name}: {error}: correct `arguments`, or name a column in"
-                    " `keep` of the recipe's datasets"
-                )
+    # The last one of a name counts.
+    functions = {node.name: node.args for node in nodes if isinstance(node, ast.FunctionDef)}
+    if "score" in functions:
+        signature = _signature(functions["score"])
+        given = arguments | ({MESSAGES, *columns} & signature.parameters.keys())
+        try:
+            signature.bind(None, None, **dict.fromkeys(given))
+        except TypeError as error:
+            return (
+                f"rewards/{path.name}: {error}: correct `arguments`, or name a column in"
+                " `keep` of the recipe's datasets"
+            )
     return None
 
 

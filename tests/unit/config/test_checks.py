@@ -32,7 +32,8 @@ REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
     "deep": b"x = 1" + 5000 * b" + 1",
     "reward": b"def score(prompts, responses):\n    return []\n",
-    "scaled": b"def score(prompts, responses, scale=1):\n    return []\n",
+    # Its last function counts.
+    "scaled": b"def score(p, r, x):\n    return []\n\n\ndef score(p, r, scale=1):\n    return []\n",
     "needs": b"try:\n    from . import x\nexcept ImportError:\n    x = 1\n\n"
     b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
 }
