@@ -19,27 +19,24 @@ from snakechat.evaluation.held_out_rows import (
     held_out_pair_metrics,
     metrics_by_dataset,
     pair_margins,
+    reward_scores,
 )
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.metric_logs import write_json, write_json_lines
-from snakechat.training.placed_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
-DTYPE = "fp32"
-
 
 def main(job: Job[Any]) -> None:
     """Score the pairs, encoded as in training, then write the scores and the metrics."""
-    settings, placement = job.settings, job.placement
+    settings = job.settings
     folder = Path(job.options.source, "prompts/pairs")
     sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
-    start_evaluation(placement, DTYPE)
-    tokenizer = load_tokenizer(job.inputs["model"])
-    encoder = Encoder(tokenizer, settings.template)
+    start_evaluation(job.placement, "fp32")
+    encoder = Encoder(load_tokenizer(job.inputs["model"]), settings.template)
     for key, text in (item for pair in pairs for item in pair.items()):
         if encoder.has_special_token(text):
             raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
@@ -50,9 +47,7 @@ def main(job: Job[Any]) -> None:
     scores = {}
     for name in ("model", "base"):
         torch.manual_seed(settings.seed)
-        arguments = job.inputs[name], DTYPE, tokenizer, placement, examples
-        with load_frozen(Scorer, *arguments, new_head=name == "base") as model:
-            scores[name] = torch.from_numpy(response_scores(model.module, examples))
+        scores[name] = reward_scores(job, name, examples)
     rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
     if rank() > 0:
         return

@@ -21,7 +21,7 @@ from snakechat.data.ragged_arrays import Ragged, read_statistics, whole_lengths_
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy
+from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
@@ -91,6 +91,19 @@ def pair_margins(scores: Tensor, rounding: Tensor) -> Tensor:
     """Return chosen - rejected score [n] of scores [2, n]; 0 within rounding errors [2, n]."""
     margins = scores[0] - scores[1]
     return margins.where(margins.abs() > rounding.sum(dim=0), 0)
+
+
+def reward_scores(job: Job[Any], name: str, examples: Examples) -> Tensor:
+    """Return the scores [A, n] of responses by a reward model of the job, in fp32.
+
+    Its base model gets a new head, from the seed of torch.
+
+    name: Of the job's input, `model` or `base`.
+    """
+    folder, tokenizer = job.inputs[name], load_tokenizer(job.inputs["model"])
+    arguments = folder, "fp32", tokenizer, job.placement, examples
+    with load_frozen(Scorer, *arguments, new_head=name == "base") as model:
+        return torch.from_numpy(response_scores(model.module, examples))
 
 
 def held_out_pair_metrics(
