@@ -7,7 +7,6 @@ If standard input is not a terminal, each of its lines is a prompt, and standard
 only the responses. The same turns and the same seed give the same response.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, tool_parser
 from snakechat.workflow.printable import printable_text
 
 HELP = """\
@@ -27,9 +26,7 @@ HELP = """\
 
 def main() -> None:
     """Load the model and chat; print errors on one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("model", type=Path, help="folder of a model")
     parser.add_argument("--seed", type=int, default=1234, help="default: %(default)s")
     parser.add_argument(
@@ -42,9 +39,8 @@ def main() -> None:
         help="maximum number of tokens of a response; default: %(default)s",
     )
     arguments = parser.parse_args()
-    streams: tuple[Any, Any] = sys.stdin, sys.stdout
-    for stream, errors in zip(streams, ("replace", "backslashreplace"), strict=True):
-        stream.reconfigure(errors=errors)
+    output: Any = sys.stdout
+    output.reconfigure(errors="backslashreplace")
     try:
         session = ChatSession(arguments.model)
         session.seed, session.temperature = arguments.seed, arguments.temperature
@@ -137,16 +133,14 @@ class ChatSession:
         from transformers import TextStreamer
 
         has_markers = self.encoder.template == "dialogue"
-        response = whitespace = ""
+        generated = response = ""
 
         def show_text(text: str, stream_end: bool = False) -> None:
             """Show text that further tokens do not change; whitespace once text follows it."""
-            nonlocal response, whitespace
-            text = whitespace + text
-            text = MARKER.split(text)[0] if has_markers else text
-            new = text.rstrip() if response else text.strip()
-            whitespace = text[len(text.rstrip()) :]
-            response += new
+            nonlocal generated, response
+            generated += text
+            text = (MARKER.split(generated)[0] if has_markers else generated).strip()
+            new, response = text[len(response) :], text
             if new:
                 show(new)
 

@@ -4,13 +4,12 @@ Writes the figure and its bounds to gate.json. If the figure misses a bound, the
 writes no result.
 """
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.pages.metrics import read_benchmarks, read_figure, read_figures
+from snakechat.pages.metrics import read_benchmarks, read_figure
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -44,11 +43,7 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
     metric, _, bound = path.rpartition(".")
     figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:
-        names = dict(read_figures(metrics))
-        # A mean is the number of the path above it, without the interval.
-        similar = difflib.get_close_matches(path, [n for n in names if not n.endswith(".mean")])
-        guess = f": did you mean {' or '.join(similar)}?" if similar else ""
-        raise InputError(f"{place}: metrics.json of the evaluation has no metric {path}{guess}")
+        raise InputError(f"{place}: metrics.json of the evaluation has no metric {path}")
     if bound not in BOUNDS:
         return figure.value
     if figure.interval is None:

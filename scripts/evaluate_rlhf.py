@@ -264,14 +264,11 @@ class Evaluator:
 
 
 def print_summary(metrics: dict[str, Any]) -> None:
-    """Print scores before and after RLHF, and win rates over the initial model."""
+    """Print scores before and after RLHF."""
     initial = initial_model(metrics)
     for key in (*SCORES, "success"):
         if key in metrics["rlhf"]:
             print(f"{key}: {metrics[initial][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
-    for key, rates in metrics["wins"]["rlhf"][initial].items():
-        rate = "{:.1%} ({:.1%} to {:.1%})".format(rates["mean"], *rates["interval_95"])
-        print(f"win rate over {initial} by {key}: {rate}")
 
 
 if __name__ == "__main__":

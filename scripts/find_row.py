@@ -15,7 +15,6 @@ Exits with 0 if a result other than records was made from the rows, or may have 
 was, as after a build that excludes them; with 2 after an error.
 """
 
-import argparse
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from snakechat.data.records import read_digests, read_texts
-from snakechat.workflow.errors import InputError, one_line_errors
+from snakechat.workflow.errors import InputError, one_line_errors, tool_parser
 from snakechat.workflow.links import find_results
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -49,9 +48,7 @@ class Row(NamedTuple):
 
 @one_line_errors(code=2)
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("query", nargs="*", metavar="TEXT", help="a text or a digest")
     parser.add_argument("--file", type=lines_of, default=[], help="a text or a digest per line")
     parser.add_argument("--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER")

@@ -7,7 +7,6 @@ In a terminal, tokens that count in the loss are green and special tokens have a
 they are in brackets: ⟦loss⟧ and ⟪special⟫.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from snakechat.pages.page import Page, Section, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
-from snakechat.workflow.errors import InputError, one_line_errors
+from snakechat.workflow.errors import InputError, one_line_errors, tool_parser
 from snakechat.workflow.manifest import MANIFEST, read_manifest
 from snakechat.workflow.printable import printable_text
 
@@ -26,9 +25,7 @@ BRACKETS = ("⟦", "⟧"), ("⟪", "⟫")
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("folder", type=Path, help="a tokenized phase: output/tokens/STAGE/NAME")
     parser.add_argument("-n", type=int, default=3, help="number of rows; default: 3")
     parser.add_argument("--row", type=int, default=0, help="first row, from 0; default: 0")

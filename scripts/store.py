@@ -14,7 +14,6 @@ So do the checkpoints and the inputs of interrupted jobs, which may wait in the 
 unless --interrupted is given.
 """
 
-import argparse
 import datetime
 import os
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snakechat.jobs.stale_causes import spec_changes
-from snakechat.workflow.errors import InputError, one_line_errors
+from snakechat.workflow.errors import InputError, one_line_errors, tool_parser
 from snakechat.workflow.links import linked_folder, named_versions, paths_by_key, versions_of
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -50,9 +49,7 @@ CLOCK_DIFFERENCE = 2
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="list results, newest first")
     listing.add_argument("target", nargs="?", help="a result, such as output/rlhf/mine")

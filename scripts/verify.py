@@ -13,13 +13,12 @@ code is 0 without problems, 1 with problems and 2 without results. Changes nothi
 damaged results again when it reads them.
 """
 
-import argparse
 import fnmatch
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from snakechat.workflow.errors import one_line_errors
+from snakechat.workflow.errors import one_line_errors, tool_parser
 from snakechat.workflow.links import find_results, linked_folder
 from snakechat.workflow.manifest import MANIFEST, Manifest, digest, read_manifest, read_run_record
 from snakechat.workflow.printable import printable_line
@@ -31,9 +30,7 @@ VARYING_FILES = {"draw_report": "*", "draw_page": "*.html"}
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tool_parser(__doc__)
     parser.add_argument("tree", nargs="?", default="output", type=Path, help="default: output")
     parser.add_argument("--same-as", type=Path, metavar="TREE", help="another build to compare")
     arguments = parser.parse_args()

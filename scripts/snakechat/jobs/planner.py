@@ -19,7 +19,7 @@ from snakechat.config.references import Reference
 from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, tool_parser
 from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,12 +118,8 @@ def plan_parser(description: str | None, usage: str = "") -> argparse.ArgumentPa
 
     usage: Its own options, with a space at the end.
     """
-    return argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=f"%(prog)s [-h] {usage}[targets and options of snakemake]",
-        allow_abbrev=False,
-    )
+    words = f"%(prog)s [-h] {usage}[targets and options of snakemake]"
+    return tool_parser(description, usage=words, allow_abbrev=False)
 
 
 def plan_build(words: list[str]) -> Plan:

@@ -3,6 +3,7 @@
 Each is one line, without a traceback.
 """
 
+import argparse
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from typing import Any
 
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import missing_kernel, rank, world_size
@@ -94,7 +96,13 @@ def denied_line(error: BaseException) -> str | None:
     )
 
 
-# --- the end of tools -----------------------------------------------------------------------------
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def tool_parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
+    """Return the parser of a tool, whose help is its docstring. options: Of ArgumentParser."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=form, **options)
 
 
 @contextmanager
