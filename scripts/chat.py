@@ -8,7 +8,7 @@ only the responses. The same turns and the same seed give the same response.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -173,13 +173,6 @@ def print_note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def read_lines(prompt: str) -> Iterator[str]:
-    """Yield the lines of standard input until its end or /quit, without white space around them."""
-    with suppress(EOFError):
-        while (line := input(prompt).strip()) != "/quit":
-            yield line
-
-
 def converse(session: ChatSession, is_terminal: bool) -> None:
     """Run the command, or respond to the prompt, of each line.
 
@@ -192,16 +185,18 @@ def converse(session: ChatSession, is_terminal: bool) -> None:
         model = session.model
         print_note(f"{model.num_parameters():,} parameters on {model.device.type}")
         print_note("/help lists the commands.")
-    for line in read_lines("> " if is_terminal else ""):
-        try:
-            if line.startswith("/"):
-                run_command(session, line)
-            elif line:
-                respond(session, line)
-        except (InputError, KeyboardInterrupt) as error:
-            if not is_terminal:
-                raise
-            print_note(f"error: {error}" if isinstance(error, InputError) else "")
+    prompt = "> " if is_terminal else ""
+    with suppress(EOFError):
+        for line in iter(lambda: input(prompt).strip(), "/quit"):
+            try:
+                if line.startswith("/"):
+                    run_command(session, line)
+                elif line:
+                    respond(session, line)
+            except (InputError, KeyboardInterrupt) as error:
+                if not is_terminal:
+                    raise
+                print_note(f"error: {error}" if isinstance(error, InputError) else "")
     if is_terminal:
         print()
 

@@ -76,14 +76,16 @@ def main(job: Job[SimpleNamespace]) -> None:
     if rank() > 0:
         return
 
+    initial, prompts = initial_model(models), evaluator.texts.prompts(evaluator.rows)
     values = {name: responses.metrics for name, responses in models.items()}
-    prompts = evaluator.texts.prompts(evaluator.rows)
     metrics = compare(values, SCORES, prompts)
     metrics["by_dataset"] = means_by_dataset(values, evaluator.datasets)
     metrics["contamination"] = count_contamination(prompts, settings.trained_on, job.inputs)
     if rates:
-        metrics["wins"]["rlhf"][initial_model(models)]["llm_judge"] = rates
-    print_summary(metrics)
+        metrics["wins"]["rlhf"][initial]["llm_judge"] = rates
+    for key in (*SCORES, "success"):
+        if key in metrics["rlhf"]:
+            print(f"{key}: {metrics[initial][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
     write_json(job.result / "metrics.json", metrics)
     lines = [{"model": name, **line} for name in models for line in models[name].lines()]
     write_json_lines(job.result / "responses.jsonl", lines)
@@ -261,14 +263,6 @@ class Evaluator:
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         tokens = self.prompts, responses, self.tokenizer, self.stop_ids
         return ModelResponses(Rollouts(*tokens, temperature, self.device), self.is_correct)
-
-
-def print_summary(metrics: dict[str, Any]) -> None:
-    """Print scores before and after RLHF."""
-    initial = initial_model(metrics)
-    for key in (*SCORES, "success"):
-        if key in metrics["rlhf"]:
-            print(f"{key}: {metrics[initial][key]:.3f} -> {metrics['rlhf'][key]:.3f}")
 
 
 if __name__ == "__main__":
