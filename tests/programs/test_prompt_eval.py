@@ -16,6 +16,7 @@ import rw_eval
 from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import PAIR_KEYS, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation import held_out_rows
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
@@ -165,7 +166,7 @@ def test_scores_are_those_of_the_saved_model_at_the_last_token(pair_job, tokeniz
 
 def test_ties_are_counted_and_not_correct(pair_job, monkeypatch):
     scores = iter((SCORES, SCORES[::-1].copy()))
-    monkeypatch.setattr(rw_eval, "response_scores", lambda *_: next(scores))
+    monkeypatch.setattr(held_out_rows, "response_scores", lambda *_: next(scores))
     rows, metrics = scored(pair_job)
     assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
     assert [row["base_margin"] for row in rows] == [-1, 0, 2, -0.5]
