@@ -55,7 +55,10 @@ def main() -> None:
     parser = plan_parser(__doc__, "--because REASON target ")
     parser.add_argument("--because", required=True, metavar="REASON")
     arguments, words = parser.parse_known_args()
-    plan, reason = plan_build(words), " ".join(arguments.because.split())
+    reason = " ".join(arguments.because.split())
+    if not reason:
+        parser.error("--because is empty: say why the results are equivalent")
+    plan = plan_build(words)
     if not plan.targets:
         parser.error("name the targets whose results are equivalent")
     lock_output()
