@@ -7,6 +7,7 @@ a file that cannot be parsed names neither the file nor the line.
 import ast
 import inspect
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -27,6 +28,8 @@ from snakechat.workflow.commands import command_words, names_in
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
+# Spaces and punctuation of Chinese input methods that look like YAML's.
+FULL_WIDTH = re.compile("[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 
 
 def project_files(root: Path) -> list[Path]:
@@ -43,15 +46,21 @@ def check_config_files(paths: Iterable[Path]) -> None:
             contains itself.
     """
     for path in filter(Path.exists, paths):
-        name = path.name
+        name, lines = path.name, list[str]()
         try:
-            root = root_node(path.read_text("utf-8-sig"))
+            lines = (text := path.read_text("utf-8-sig")).splitlines()
+            root = root_node(text)
             if not isinstance(root, yaml.MappingNode):
                 raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
             _check_keys(name, root)
             yaml.CSafeLoader("").construct_document(root)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+            message = f"{name} is not YAML: {' '.join(str(error).split())}"
+            mark: Any = getattr(error, "problem_mark", None)
+            near = lines[max(mark.line - 1, 0) : mark.line + 1] if mark else []
+            if found := FULL_WIDTH.search("\n".join(near)):
+                message += f" (there is the full-width character {found[0]!r})"
+            raise ConfigError(message) from None
         except (ValueError, LookupError, AttributeError) as error:
             # Not UTF-8, too many values, or what has the form of a date or a number, and is none.
             raise ConfigError(f"{name} cannot be read: {error}") from None

@@ -13,11 +13,19 @@ from support.configs import load, project_values, tiny
 # --- text -------------------------------------------------------------------------------------
 
 
+NO_MAPPING = 'mapping values are not allowed in this context in "<unicode string>"'
+FULL_WIDTH, COLON = "x\uff1ay\n b: 2\n".encode(), "character '\uff1a')"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"seed: 1\nsft: {}\nseed: 2\n", ": seed is written twice, in lines 1 and 3: keep"),
         (b"a: [1\nb: 2\n", " is not YAML: while parsing a flow sequence"),
+        (
+            FULL_WIDTH,
+            f" is not YAML: {NO_MAPPING}, line 2, column 3 (there is the full-width {COLON}",
+        ),
         (b"[1]", ": expected sections"),
         (b"seed: 2026-13-01", " cannot be read: month must be in 1..12"),
         (b"a: " + b"[" * 100_000, " cannot be read: values are nested in more than 100 levels"),
