@@ -25,6 +25,7 @@ from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
+from snakechat.workflow import snakemake_options as options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
@@ -115,7 +116,7 @@ class RuleFunctions:
         else:
             named = workflow.config_settings.configfiles if is_main else ()
             check_config_files([*project_files(sources), *named])
-            values = adapter.read_config(project_files(sources), config)
+            values = options.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(workflow.config_settings.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -124,7 +125,7 @@ class RuleFunctions:
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._jobs = Jobs(self.config, sources, adapter.config_options(sys.argv[1:]))
+        self._jobs = Jobs(self.config, sources, options.config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
         # The stale jobs that were planned after others had started.
         self._planned_later: list[PlannedJob] = []
@@ -197,7 +198,7 @@ class RuleFunctions:
         programs = f"{self.snapshot.folder}/scripts"
         return shlex.join(
             [
-                sys.executable if adapter.jobs_share_environment(self.workflow) else "python",
+                sys.executable if options.jobs_share_environment(self.workflow) else "python",
                 *(f"{programs}/launch.py", f"{programs}/{job.program}.py"),
                 *("--spec", str(job.spec_file)),
                 *("--placement", canonical_json(changed_values(self._placement(job)))),
@@ -289,7 +290,7 @@ class RuleFunctions:
         The lock replaces Snakemake's own, which outlives a Snakemake that was killed
         (profiles/default).
         """
-        adapter.check_options(self.workflow)
+        options.check_options(self.workflow)
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
@@ -318,7 +319,7 @@ class RuleFunctions:
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = adapter.jobs_share_environment(self.workflow)
+        shares_environment = options.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
@@ -386,7 +387,7 @@ class RuleFunctions:
     @functools.cached_property
     def _is_report(self) -> bool:
         """Whether Snakemake writes a report. It knows its options when it plans."""
-        return adapter.check_options(self.workflow)
+        return options.check_options(self.workflow)
 
     def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""

@@ -20,7 +20,7 @@ from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
 from snakechat.workflow.errors import InputError, tool_parser
-from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"

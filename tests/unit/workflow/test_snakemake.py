@@ -14,10 +14,8 @@ from snakechat.workflow.snakemake_adapter import (
     REPLACED_ON_KUBERNETES,
     change_messages,
     check_names,
-    config_options,
-    parse_options,
-    read_config,
 )
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 
 def test_a_snakemake_without_a_name_that_is_replaced_is_rejected():
