@@ -116,11 +116,13 @@ RewardFunctions = Annotated[
 
 def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, Any]]]:
     """Return {NAME: (weight, arguments)} of the key `reward_functions`."""
-    entries = {
-        name: entry if isinstance(entry, Mapping) else {"weight": entry}
+    functions = {
+        name: WeightedFunction.model_validate(
+            {"weight": entry} if isinstance(entry, int | float) else entry
+        )
         for name, entry in setting.items()
     }
-    return {name: (of["weight"], of.get("arguments", {})) for name, of in entries.items()}
+    return {name: (entry.weight, entry.arguments) for name, entry in functions.items()}
 
 
 def api_key(name: str, key_env: str | None) -> str | None:
