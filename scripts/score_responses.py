@@ -17,7 +17,7 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.dialogues import SPLITS, Turn
+from snakechat.data.dialogues import SPLITS
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import SCORED, PromptTexts, ScoredPrompt, scored_table
 from snakechat.data.tokenizers import load_tokenizer
@@ -59,27 +59,22 @@ def main(job: Job[GenerationSettings]) -> None:
                     device=device,
                 )
                 scores = scorer.score(rollouts, rows.start // BATCH_SIZE, rows)
-                all_scores += scores.sum.tolist()
+                sums = scores.sum.tolist()
+                all_scores += sums
                 unreadable.update(scores.unreadable)
                 if file:
-                    scored = scored_prompts(texts.turns(rows), rollouts, scores.sum.tolist())
+                    # They have all first responses first.
+                    columns = rollouts.response_texts(), rollouts.ended.tolist(), sums
+                    scored = [
+                        ScoredPrompt(turns, *(list(each[row :: len(rows)]) for each in columns))
+                        for row, turns in enumerate(texts.turns(rows))
+                    ]
                     file.write_table(scored_table(scored))
         if rank() == 0:
             print(f"{split}: {len(prompts):,} prompts, mean score {np.nanmean(all_scores):.3f}")
             if judges:
                 print(f"{split}: unreadable replies: {dict(unreadable)}")
     record_usage(job, judges.values())
-
-
-def scored_prompts(
-    prompts: list[list[Turn]], rollouts: Rollouts, scores: list[float]
-) -> list[ScoredPrompt]:
-    """Return prompts [n] with their responses; rollouts and scores have all first ones first."""
-    columns = rollouts.response_texts(), rollouts.ended.tolist(), scores
-    return [
-        ScoredPrompt(prompt, *(list(column[row :: len(prompts)]) for column in columns))
-        for row, prompt in enumerate(prompts)
-    ]
 
 
 if __name__ == "__main__":
