@@ -33,7 +33,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     """Write the labelled records of both splits; count swapped and dropped pairs."""
     settings = job.settings
     judge = load_judges(job)[settings.llm_judge]
-    job.facts["swapped"] = {}
+    swapped = job.facts["swapped"] = dict.fromkeys(SPLITS, 0)
     paths = {split: job.inputs["records"] / f"{split}.parquet" for split in SPLITS}
     removed = removed_rows(job, vars(settings), paths)
 
@@ -42,7 +42,6 @@ def main(job: Job[SimpleNamespace]) -> None:
         drawn = split_rows(np.arange(number), [1], settings.seed)
         limit = settings.max_rows or number
         rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
-        num_swapped = 0
         for batch in in_batches(split, "rows", len(rows), BATCH_SIZE):
             records = list(read_records(path, rows[batch]))
             found = [(p, a, b) for p, a, b in records if a is not None and b is not None]
@@ -51,7 +50,7 @@ def main(job: Job[SimpleNamespace]) -> None:
                 continue
             prompts, first, second = zip(*found, strict=True)
             outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
-            num_swapped += int((outcomes == 0).sum())
+            swapped[split] += int((outcomes == 0).sum())
             for (prompt, one, other), outcome in zip(found, outcomes, strict=True):
                 labelled: dict[float, Record | str] = {
                     1: (prompt, one, other),
@@ -59,8 +58,7 @@ def main(job: Job[SimpleNamespace]) -> None:
                     0.5: "tie",
                 }
                 yield labelled.get(outcome, "unreadable reply")
-        job.facts["swapped"][split] = num_swapped
-        print(f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped")
+        print(f"{split}: {len(rows):,} pairs, {swapped[split]:,} swapped")
 
     write_records(
         job,
