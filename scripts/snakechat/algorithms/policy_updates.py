@@ -202,7 +202,12 @@ class RlhfState(Attributes):
         return (scores - mean) / math.sqrt(squares / count) if squares else scores
 
     def check_responses(self, rollouts: Rollouts, step: int) -> None:
-        """Raise InputError if the last MAX_UNENDED responses have no eos."""
+        """Raise InputError if all responses are empty, or the last MAX_UNENDED ones have no eos."""
+        if rollouts.ended.all() and rollouts.lengths.max() == 1:
+            raise InputError(
+                f"step {step}: all {len(rollouts.ended)} responses are empty: the actor samples eos"
+                " as its first token; check the responses that sft was trained on"
+            )
         self.num_unended = 0 if rollouts.ended.any() else self.num_unended + len(rollouts.ended)
         if self.num_unended >= MAX_UNENDED:
             raise InputError(
@@ -420,8 +425,9 @@ def response_metrics(
 def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
     """Return the mean of each metric over the updates that have it."""
     values: dict[str, list[float]] = {}
-    for name, value in (item for metrics in updates for item in metrics.items()):
-        # fp16: a skipped step has no gradient norm.
-        if value is not None:
-            values.setdefault(name, []).append(value)
+    for metrics in updates:
+        for name, value in metrics.items():
+            # fp16: a skipped step has no gradient norm.
+            if value is not None:
+                values.setdefault(name, []).append(value)
     return {name: float(np.mean(present)) for name, present in values.items()}

@@ -109,6 +109,13 @@ def rollouts_of(*responses):
     return SimpleNamespace(lengths=torch.tensor(lengths), ended=torch.tensor(ended))
 
 
+def test_only_empty_responses_are_an_error():
+    with pytest.raises(InputError, match="step 4: all 2 responses are empty"):
+        state_of(True).check_responses(rollouts_of((1, True), (1, True)), 4)
+    for other in ((2, True), (1, False)):
+        state_of(True).check_responses(rollouts_of((1, True), other), 4)
+
+
 def test_unended_responses_are_counted_until_one_ends(monkeypatch):
     monkeypatch.setattr(module, "MAX_UNENDED", 6)
     unended, one_ended = rollouts_of((4, False), (4, False)), rollouts_of((4, False), (2, True))
