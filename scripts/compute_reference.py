@@ -33,8 +33,9 @@ def main(job: Job[Any]) -> None:
     pairs = {
         split: Examples.read(job.inputs["tokens"], split, "chosen", "rejected") for split in SPLITS
     }
-    arguments = settings.dtype, tokenizer, job.placement, pairs["train"]
-    with load_frozen(Policy, folder, *arguments) as model:
+    with load_frozen(
+        Policy, folder, settings.dtype, tokenizer, job.placement, pairs["train"]
+    ) as model:
         for split, rows in pairs.items():
             examples = {split: rows}
             if settings.mismatched_max_length is not None:

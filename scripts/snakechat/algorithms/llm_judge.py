@@ -124,7 +124,8 @@ class LlmJudge:
     def rate(self, prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray:
         """Return the rating of each response, float64 [n]; NaN where the reply is unreadable.
 
-        Each process of the job sends its share of the requests; all return all ratings.
+        Each process of the job sends its share of the requests; all return all ratings. Raises
+        InputError if the endpoint fails, or no reply is readable.
         """
         low, high = self.settings["scale"]
         instructions = RATE.format(rubric=self.settings["rubric"], low=low, high=high)
@@ -148,7 +149,7 @@ class LlmJudge:
         Returns:
             For each pair 1 if the first response is better, 0 if the second one is, 0.5 if neither
             is or the verdict depends on the order, NaN if a reply is unreadable [n]; and messages,
-            reply and verdict of each comparison [2 * n].
+            reply and verdict of each comparison [2 * n]. Raises InputError as `rate` does.
         """
         instructions = COMPARE.format(rubric=self.settings["rubric"])
         conversations = [

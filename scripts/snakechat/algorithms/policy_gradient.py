@@ -152,7 +152,8 @@ def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return x scaled to mean 0 and variance 1 over all masked tokens; 0 outside the mask.
 
-    x must hold all rollouts of a step over all ranks, whatever rows a rank or micro-batch has.
+    x must hold all rollouts of a step over all ranks. A single rank or micro-batch would be shifted
+    and scaled by the rows that it happens to contain.
     """
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean) ** 2, mask)
@@ -187,7 +188,7 @@ def policy_loss(
     """Return the clipped surrogate loss of each token (Schulman et al. 2017, eq. 7, negated).
 
     Any shape. log_ratios are log(policy / old policy). The ratio is clipped to [1 - clip_range,
-    1 + clip_range_high], which are equal in PPO (Yu et al. 2025, eq. 10).
+    1 + clip_range_high]; in PPO, the two ranges are equal (Yu et al. 2025, eq. 10).
     """
     ratio = torch.exp(log_ratios)
     clipped = torch.clamp(ratio, 1 - clip_range, 1 + clip_range_high)

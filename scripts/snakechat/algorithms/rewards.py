@@ -173,9 +173,9 @@ class Scores(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Return mean and standard deviation; of several sources, also of each one.
 
-        `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, `missing`
-        of responses for which a function returned None, which means leave out. The metrics are
-        empty if nothing scores responses, which `distill` allows.
+        `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
+        `rewards/NAME/missing` of responses for which a reward function returned None; means leave
+        them out. The metrics are empty if nothing scores responses, which `distill` allows.
         """
         if not self.by_source:
             return {}
@@ -208,7 +208,7 @@ def fill_missing(ratings: np.ndarray) -> np.ndarray:
     """Return ratings [A, n] of A responses to each of n prompts without NaN.
 
     A missing rating becomes the mean of the other responses to the prompt, or of all responses if
-    they have none either: it favours neither this response nor the others.
+    they have none either: it favours neither this response nor the others. At least one is known.
     """
     known = ~np.isnan(ratings)
     counts, sums = known.sum(axis=0), np.where(known, ratings, 0).sum(axis=0)
@@ -225,7 +225,10 @@ class RewardSum(NamedTuple):
     judges: Sequence[tuple[float, LlmJudge]] = ()
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Scores:
-        """Return the scores of the responses to the prompts in rows; raise InputError for inf."""
+        """Return the scores of the responses to the prompts in the given rows.
+
+        Raises InputError if a sum is not finite, an endpoint fails, or no reply is readable.
+        """
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
         by_source: dict[str, Tensor] = {}
         unreadable: dict[str, int] = {}

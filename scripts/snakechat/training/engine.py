@@ -188,7 +188,7 @@ class Engine(Generic[M]):
                 weights.copy_(master.detach())
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context, of all processes, in which each has the whole of some weights."""
+        """Return a context in which each process has whole weights; all enter it with the same."""
         return contextlib.nullcontext()
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
@@ -274,8 +274,10 @@ def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
     """Add the gradient of a micro-batch to the sum of a step, fp32 [elements], and free it."""
     assert weight.grad is not None
     # In chunks: on a CPU, torch copies 16-bit numbers to fp32 before it adds them.
-    pair = gradient, weight.grad.flatten()
-    for total, added in zip(*(_chunks(each, ACCUMULATION_CHUNK) for each in pair), strict=True):
+    totals = _chunks(gradient, ACCUMULATION_CHUNK)
+    for total, added in zip(
+        totals, _chunks(weight.grad.flatten(), ACCUMULATION_CHUNK), strict=True
+    ):
         total += added
     weight.grad = None
 

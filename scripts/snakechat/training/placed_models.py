@@ -37,7 +37,10 @@ P = TypeVar("P", Policy, Scorer)
 
 
 def init_process_group(placement: Placement) -> torch.device:
-    """Join the process group until the program ends; return the device of this process."""
+    """Join the process group until the program ends; return the device of this process.
+
+    Raises InputError if the number of processes or GPUs is not that of the placement.
+    """
     nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
     started, expected = world_size(), placement.num_processes
     if started != expected:
@@ -108,7 +111,10 @@ def make_engine(
     num_steps: int,
     placement: Placement,
 ) -> Engine[M]:
-    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed."""
+    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
+
+    Raises InputError if the device cannot train in the dtype of the recipe.
+    """
     if placement.activation_checkpointing:
         checkpoint_activations(module.model)
     # The models have no dropout: the mode only decides whether activations are checkpointed.
