@@ -264,7 +264,11 @@ class RuleFunctions:
         """Input function of a folder or a file of a result: its manifest."""
         path = f"output/{'/'.join(wildcards)}"
         [job] = jobs_of_target(self._jobs, path)
-        return {"manifest": self._input(job, self._will_run(job)), **self._stamp_input(False)}
+        manifest = self._input(job, self._will_run(job))
+        file = os.path.relpath(path, job.path)
+        if job.result is not None and not Path(job.result.folder, file).exists():
+            raise InputError(f"{path}: {job.path} has no such file")
+        return {"manifest": manifest, **self._stamp_input(False)}
 
     @property
     def result_pattern(self) -> str:

@@ -28,11 +28,12 @@ def test_options_that_do_not_fit_name_what_does(quick):
         (("--delete-all-output",), "make clean-output"),
         (("--list-untracked",), "store.py list"),
         (("--cache", "--cores", "1"), "the store keeps"),
+        (("output/sft/tiny/absent", "-n"), "output/sft/tiny has no such file"),
     ):
         process = quick.snakemake("output/sft/tiny", *options)
         last = process.stdout.strip().splitlines()[-1]
         assert process.returncode == 1 and "Traceback" not in process.stdout
-        assert last.startswith("error: --") and advice in last
+        assert last.startswith("error: ") and advice in last
     after = states(quick.folder)
     assert {path: after[path] for path in before} == before
 
