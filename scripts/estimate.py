@@ -18,10 +18,10 @@ from snakechat.estimates.job_estimate import (
     FLOPS_UTILIZATION,
     GIB,
     JobEstimate,
-    format_bytes,
 )
 from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.workflow.errors import one_line_errors
+from snakechat.workflow.store import format_size
 
 # Of each line; the first column has the names of jobs.
 COLUMNS = "{:{}}  {:>4}  {:>10}  {:>8}  {:>10}  {:>6}"
@@ -65,9 +65,9 @@ def cells(job: JobEstimate) -> tuple[str, ...]:
     return (
         str(job),
         str(job.num_gpus or ""),
-        format_bytes(job.memory.total()) if job.memory else "",
+        format_size(job.memory.total()) if job.memory else "",
         job.moment,
-        "?" if math.isnan(job.disk) else format_bytes(job.disk),
+        "?" if math.isnan(job.disk) else format_size(job.disk),
         "" if math.isnan(hours) else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
     )
 
@@ -80,7 +80,7 @@ def summary(jobs: Sequence[JobEstimate]) -> str:
     checkpoints = CHECKPOINTS * max((job.checkpoint for job in jobs), default=0)
     return (
         f"{'at least ' if len(hours) < len(on_gpus) else ''}{sum(hours):,.1f} GPU hours,"
-        f" {format_bytes(disk)} of disk for trained models, and up to {format_bytes(checkpoints)}"
+        f" {format_size(disk)} of disk for trained models, and up to {format_size(checkpoints)}"
         " for the checkpoints of a training job"
     )
 

@@ -40,6 +40,7 @@ from snakechat.modeling.generation import MEMORY_FRACTION, default_generate_toke
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import Rung, is_open, possible_rungs, samples_whole
 from snakechat.workflow.processes import stage_used
+from snakechat.workflow.store import format_size
 
 GIB = 1 << 30
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the
@@ -258,8 +259,8 @@ class JobEstimate:
         needed, usable = self.memory.total(), USABLE_MEMORY * self.gpu_memory
         if needed > usable:
             [(largest, size)] = self.memory.most_common(1)
-            peak = f"{format_bytes(needed)} at {self.moment} ({largest}: {format_bytes(size)})"
-            yield f"does not fit: {peak}, a GPU has {format_bytes(usable)}"
+            peak = f"{format_size(needed)} at {self.moment} ({largest}: {format_size(size)})"
+            yield f"does not fit: {peak}, a GPU has {format_size(usable)}"
         first, ranks = workload.runs[0], workload.vllm_ranks
         weights = first.model.weight_bytes
         if 0 < ranks * GPU_MEMORY_FRACTION * self.gpu_memory < weights:
@@ -420,8 +421,3 @@ class JobEstimate:
             sequences = math.ceil(own / max(math.ceil(own / sequences), 1)) or 1
         sampled = BatchShape(sequences, length, limit)
         return {"responses": responses, "sampled": sampled, "vllm_ranks": ranks}
-
-
-def format_bytes(number: float) -> str:
-    """Format bytes in GiB, small numbers in MiB."""
-    return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / (1 << 20):,.1f} MiB"
