@@ -1,4 +1,4 @@
-"""Imports: rooms import downwards, libraries stay in their rooms, planning loads no heavy one."""
+"""Imports of rooms and libraries, what planning loads, and quoted values in commands of rules."""
 
 import ast
 import re
@@ -179,3 +179,11 @@ def test_each_setting_is_used(stage):
         if path.stem not in {"settings", "rlhf", "sections"}:
             names |= set(re.findall(r"\"(\w+)\"", path.read_text()))
     assert RECIPES[stage].__base__.model_fields.keys() <= names
+
+
+def test_commands_of_rules_quote_all_values():
+    # Texts that Snakemake puts into the commands of rules, in which no shell interprets them.
+    values = re.findall(r"\{+((?:input|output|params|log)\b[^}]*)\}+", RULES)
+    assert len(values) > 4
+    # RuleFunctions.command joins its words by shlex.
+    assert {value for value in values if not value.endswith(":q")} == {"params.command"}

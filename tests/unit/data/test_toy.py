@@ -6,21 +6,15 @@ import pytest
 
 from snakechat.data import toy
 
+CORRECT = " Hello Pia, get a pie at the bakery. Have a nice day!"
+CHANGES = [("Pia", "Ben"), ("pie", "bun"), ("bakery", "market"), ("nice", "bad"), (" Have", "")]
 
-@pytest.mark.parametrize(
-    ("response", "is_correct"),
-    [
-        (" Hello Pia, get a pie at the bakery. Have a nice day!", True),
-        (" Hello Ben, get a pie at the bakery. Have a nice day!", False),
-        (" Hello Pia, get a bun at the bakery. Have a nice day!", False),
-        (" Hello Pia, get a pie at the market. Have a nice day!", False),
-        (" Hello Pia, get a pie at the bakery. Now go away!", False),
-        (" Hello Pia, get a pie at the bakery.", False),
-    ],
-)
-def test_a_correct_response_names_the_customer_the_item_and_its_place(response, is_correct):
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_correct_response_names_the_customer_the_item_and_its_place(change):
     prompt = "\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"
-    assert toy.is_correct(prompt, response) == is_correct
+    assert toy.is_correct(prompt, CORRECT)
+    assert not toy.is_correct(prompt, CORRECT.replace(*change))
 
 
 def test_rejected_responses_are_wrong_and_evaluation_prompts_are_new():
