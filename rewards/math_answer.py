@@ -2,11 +2,10 @@ r"""Reward 1 for a response with the answer of `solution`, 0 for any other.
 
 The answer of a response is the content of its last \boxed{...} or, without one, its last number.
 With `marker`, such as "####", only what follows the last marker counts.
-That of a solution is the content of its last \boxed{...}, or what follows #### as in GSM8K, or the
-whole text. Numbers are compared as numbers: 1 000, 1e3 and 1000.0 are equal, and so are 2 1/2 and
-\frac52. A unit counts if both have one. A comma is decimal where the solution is a fraction. Sets,
-and lists without brackets, have no order: 3 or 5 is 5, 3.
-Rows without a solution give 0.
+The answer of a solution is in its last \boxed{...}, after #### as in GSM8K, or the whole text.
+Numbers are compared as numbers: 1 000, 1e3 and 1000.0 are equal, and so are 2 1/2 and \frac52. A
+unit counts if both have one. A comma is decimal where the solution is a fraction. Sets, and lists
+without brackets, have no order: 3 or 5 is 5, 3. Rows without a solution give 0.
 """
 
 from collections.abc import Sequence

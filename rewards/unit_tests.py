@@ -1,6 +1,6 @@
 """Reward 1 for a response whose Python code passes the unit tests of its row, 0 for any other.
 
-The code is that of the response's last block that starts with ```python or ```, or the whole
+The code is the response's last block that starts with ```python or ```, or the whole
 response. `tests` has a program for each row, or a list of them, such as assert statements: they see
 what the code defines. Rows without tests give 0.
 

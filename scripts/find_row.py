@@ -66,7 +66,7 @@ def main() -> None:
         for path, folder in find_results(tree).items()
         if (manifest := read_manifest(folder / MANIFEST))
     }
-    # By the content of records, and of splits, whose rows are among those of records.
+    # By the content of records, and of splits, whose rows are among the rows of records.
     rows = {
         content: list(matching_rows(folder, words))
         for folder, manifest, content in results.values()

@@ -22,16 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snakechat.algorithms.llm_judge import load_judges, record_usage
-from snakechat.algorithms.policy_updates import (
+from snakechat.algorithms.experience import (
     Experience,
-    Metrics,
     RlhfState,
     TokenEvaluation,
+    make_experience,
+)
+from snakechat.algorithms.llm_judge import load_judges, record_usage
+from snakechat.algorithms.policy_updates import (
+    Metrics,
     evaluation_metrics,
     informative_rows,
     kl_name,
-    make_experience,
     policy_gradients,
     sample_text,
     step_metrics,

@@ -123,7 +123,7 @@ def test_a_short_training_in_16_bits_states_what_its_weights_keep(
     }
     assert {name: job.facts["changed_weights"] for name, job in jobs.items()} == shares
     assert shares["short"] < 0.3 and shares["exact"] > 0.9
-    assert f"{shares['short']:.1%} of the trained weights differ from those of" in printed.out
+    assert f"{shares['short']:.1%} of the trained weights differ from" in printed.out
     assert printed.err.count("rounding has discarded most of the training: set save_dtype:") == 1
     # Both trained alike.
     assert all(torch.equal(saved["exact"][key].bfloat16(), saved["short"][key]) for key in base)

@@ -117,8 +117,8 @@ def preference_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the losses [B] of rows and the implicit rewards [2, B] of responses.
 
-    Log-probabilities and lengths are those of chosen and rejected responses [2, B]; ref_logprobs is
-    None for losses without a reference model. reference_point: That of the step, for KTO.
+    Log-probabilities and lengths are of chosen and rejected responses [2, B]; ref_logprobs is None
+    for losses without a reference model. reference_point: The step's, for KTO.
     """
     rewards = response_rewards(settings, logprobs, ref_logprobs, lengths)
     chosen, rejected = rewards
@@ -178,7 +178,7 @@ def pair_gradients(
     The loss of the step is the mean of the rows' losses. All ranks get the losses and the scores of
     all rows, on the CPU in float64.
 
-    losses_and_scores: Returns those of the rows of a micro-batch.
+    losses_and_scores: Returns the losses and scores of the rows of a micro-batch.
     """
     places = {int(row): place for place, row in enumerate(rows)}
     table = torch.zeros(3, len(rows), device=device)

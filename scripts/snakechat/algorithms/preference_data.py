@@ -56,7 +56,7 @@ class PreferenceData:
             self.mismatched_reference = torch.from_numpy(logprobs)[None]
 
     def reference_point(self, policy: Policy, rows: np.ndarray) -> Tensor | None:
-        """Return the reward with which KTO compares those of rows; None for other losses."""
+        """Return the reward with which KTO compares the rewards of rows; None for other losses."""
         if self.mismatched is None or self.mismatched_reference is None:
             return None
         examples = self.mismatched.select(rows)

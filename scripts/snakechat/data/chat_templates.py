@@ -104,7 +104,7 @@ def render_turns(
     Raises:
         TurnsRejected: The template rejects the turns, or would leave out tools, their calls or
             results.
-        InputError: There is no template, or it fails or takes too much memory.
+        InputError: The template is missing, fails or takes too much memory.
     """
     if not tokenizer.chat_template:
         raise InputError(
@@ -207,7 +207,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
-    """Return the ids that end a response: end of turn, eos, and those of the model's folder.
+    """Return the ids that end a response: end of turn, eos, and the ids in the model's folder.
 
     They are eos_token_id in generation_config.json or, without that file, in config.json, as in
     transformers.

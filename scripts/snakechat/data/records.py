@@ -255,7 +255,7 @@ def write_records(
 
     Args:
         splits: The rows of each split as in write_split.
-        advice: What to do if none is left, which is an error.
+        advice: What to do if no row is left, which is an error.
         kept: Names of the columns that records keep.
     """
     stats = {}

@@ -1,9 +1,9 @@
 """Rows as ids: prompts and responses within a number of tokens, and all turns of a dialogue.
 
-A row that exceeds the number keeps its last user turn whole. What does not fit is left out in this
+A row that exceeds the number keeps its last user turn whole. What does not fit is dropped in this
 order: older turns, from the first one and as far as the next user turn, so that roles alternate as
 before; then the end of the response, with the token that ends it. The system turn and the tools
-stay. They are left out only where they and the last user turn leave no room for a response.
+stay. They are dropped only where they and the last user turn leave no room for a response.
 """
 
 from collections import Counter
@@ -187,7 +187,7 @@ def _rows_of_turns(
     """Return the rows of a dialogue in which all turns of the assistant are trained.
 
     Each turn follows the prompt that it has when the model responds. One whose prompt continues the
-    row before, which a template that leaves out earlier thoughts does not write, shares its tokens.
+    row before, which a template that drops earlier thoughts does not write, shares its tokens.
     Another one starts a row, as does one that does not fit into the limit. After the ids of the
     response, a row has 1 for each of them that is trained, and 0 for the others.
     """

@@ -84,7 +84,7 @@ def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
     except MemoryError:
-        # That of Arrow is an ArrowException, too.
+        # Arrow's exception is an ArrowException, too.
         raise
     except DAMAGES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -233,8 +233,8 @@ def _read_json(path: Path, _: Collection[str] | None, only_lines: bool = False) 
 def _items(file: TextIO) -> Iterator[Any]:
     """Yield the items of a JSON array, of which a few megabytes are held at a time.
 
-    Nothing tells where the items start that follow an invalid one: it is a ValueError, or a
-    RecursionError if it is nested too deeply.
+    An invalid item is a ValueError, or a RecursionError if it is nested too deeply: the start of
+    the next item is unknown.
     """
     decoder = json.JSONDecoder()
     # Characters that have been read, and the position of the first that has not been used.

@@ -156,7 +156,7 @@ def set_template_defaults(
     has in place of its calls: "2026-01-31".
 
     Raises:
-        InputError: There is no chat template, or it does not read a variable.
+        InputError: The chat template is missing, or does not read a variable.
     """
     if not arguments:
         return

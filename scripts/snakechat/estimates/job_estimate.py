@@ -195,8 +195,8 @@ def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
 class JobEstimate:
     """The estimate of a stale job. Numbers are nan where they are unknown, or not needed on a CPU.
 
-    Where a placement has `auto`, it is that of the first rung (snakechat/training/rungs.py) that
-    fits by the estimate of memory. A training tries the rungs, and estimates nothing.
+    `auto` in a placement stands for the first rung (snakechat/training/rungs.py) that fits by the
+    estimate of memory. A training tries the rungs, and estimates nothing.
 
     Attributes:
         workload: What it runs on a GPU; None for a job without models, or with few prompts.

@@ -261,7 +261,7 @@ class MemoryTracker(TorchDispatchMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.bytes = self.peak = 0
-        # By address. Those of the module do not count.
+        # By address. The weights of the module do not count.
         self.storages: dict[int, Any] = {}
         for tensor in (*module.parameters(), *module.buffers()):
             self.storages[tensor.untyped_storage()._cdata] = tensor

@@ -47,7 +47,7 @@ NUMBER = re.compile(
 NEGATIVE = re.compile(r"[=(,<>#]\s*-\s+$|(?<![a-zA-Z])-$")
 RANGE = re.compile(r"[\d)\]}]\s*-$")
 ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+|_\{\w+\}|\(\w\))?\s*(?:=(?!=)|∈)\s*")
-# Words behind a number: those of one or two letters, and those without a space, may be variables.
+# Words behind a number: words of one or two letters, or without a space, may be variables.
 # Some words are not units.
 UNIT = re.compile(
     r"(?!.*(?i:\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus"

@@ -134,7 +134,7 @@ def held_out_labelled_metrics(
 ) -> dict[str, Any]:
     """Return labelled_metrics; and longer_wins_auc, the AUC of the length as a score.
 
-    Shapes as of held_out_pair_metrics, of good and bad responses. A length of 0 is no response.
+    Good and bad responses have the shapes of held_out_pair_metrics. Length 0: there is none.
     """
     present = lengths > 0
     limit = 2 * rounding[present].mean().item()

@@ -36,8 +36,8 @@ def mean_with_interval(
     """Return the mean of values [n] and its interval; NaN does not count.
 
     Values between low and high are shares, if these are their limits: their interval stays between
-    the limits, and has a width even if all values are equal. That of other values is None if they
-    are equal or have a single cluster. The mean is NaN without values.
+    the limits, and has a width even if all values are equal. Other values have None if they are
+    equal or have a single cluster. The mean is NaN without values.
     """
     known = ~np.isnan(values)
     values, clusters = np.asarray(values, dtype=np.float64)[known], np.asarray(clusters)[known]

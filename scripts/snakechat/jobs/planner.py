@@ -38,7 +38,7 @@ PATHS = {
 def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
     """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
 
-    Those of a recipe's folder are its training, its evaluation, its gate if it has one, and last
+    A recipe's folder stands for its training, its evaluation, its gate if it has one, and last
     its report.
 
     Raises:
@@ -155,7 +155,7 @@ def jobs_to_run(jobs: Collection[PlannedJob], wanted: Iterable[PlannedJob]) -> s
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,
     or if a result that it reads is made.
 
-    jobs, wanted: All jobs, and those of the targets.
+    jobs, wanted: All jobs, and the jobs of the targets.
     """
     made = set[PlannedJob]()
     found = {job for job in jobs if job.is_stale} | {job for job in wanted if job.result is None}

@@ -59,7 +59,7 @@ class Segments(NamedTuple):
     row_ids: [B, T], the number of a token's row in its packed sequence, 0 for padding.
     segment_ids: [B, T], 0 for a prompt, k for the k-th response.
     own: Rows (of one response), or prompts and responses. Padding is a segment of its own.
-    prompts, responses: Those of each row; None if rows have one response.
+    prompts, responses: Of each row; None if rows have one response.
     mean_response: Mean tokens of a response, 0 if rows have one response.
     """
 

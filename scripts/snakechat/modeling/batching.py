@@ -52,7 +52,7 @@ def epoch_batches(
 ) -> list[list[np.ndarray]]:
     """Return the row numbers of each optimizer step of each epoch, in a new order each epoch.
 
-    max_steps: Epochs that begin after this number of steps are left out.
+    max_steps: Epochs that begin after this number of steps are dropped.
     """
     if max_steps is not None:
         steps = max(num_steps(num_rows, global_batch_size, 1), 1)

@@ -96,7 +96,7 @@ class Sampler:
         sampled from, or None if a training forward pass gives the same.
 
         Args:
-            prompts: Those of all processes, whose random numbers are the same.
+            prompts: The prompts of all processes, whose random numbers are the same.
             own_rows: The prompts that this process samples responses to.
         """
         model, num_generations = self.model, self.num_generations

@@ -78,7 +78,7 @@ class SavedWeight(NamedTuple):
         """Return the weight, whose sources must be gathered."""
         if self.layer is not None:
             return merge(self.layer, master)
-        # A buffer of integers is no weight in training.
+        # Training does not count a buffer of integers as a weight.
         is_float = self.weight.is_floating_point()
         return master(self.weight) if master and is_float else self.weight.detach()
 

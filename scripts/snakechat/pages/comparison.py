@@ -41,7 +41,7 @@ PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
 COSTS = ("seconds", "seconds_per_step", "rows_per_second", "peak_memory_mb", "peak_gpu_memory_mb")
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
-# Rules of which each makes a dataset or a base model: their settings are those of one job.
+# Rules of which each makes a dataset or a base model: their settings belong to one job.
 SOURCES = dict.fromkeys(("import_dataset", "label_pairs", "select_responses"), "dataset")
 SOURCES |= dict.fromkeys(("init_model", "fetch_model"), "model")
 

@@ -102,7 +102,7 @@ def read_training(
 ) -> Training:
     """Read a training, with its entry in the lineage, and its evaluation, from their folders.
 
-    Those of a reward model or DPO that evaluated before its training have its metrics as `before`.
+    Metrics of a reward model or DPO have `before` if it was evaluated before its training.
 
     Raises:
         InputError: A file is missing or damaged.

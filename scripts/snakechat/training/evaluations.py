@@ -154,7 +154,7 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
     if share is None:
         return
     facts["changed_weights"] = share
-    print(f"{share:.1%} of the trained weights differ from those of {base}")
+    print(f"{share:.1%} of the trained weights differ from {base}")
     names = "learning_rate", "policy/learning_rate"
     if not any(line.get(name) for line in steps if line["step"] <= saved_step for name in names):
         facts["unchanged_because"] = "learning_rate"

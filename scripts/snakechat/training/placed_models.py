@@ -39,7 +39,7 @@ P = TypeVar("P", Policy, Scorer)
 def init_process_group(placement: Placement) -> torch.device:
     """Join the process group until the program ends; return the device of this process.
 
-    Raises InputError if the number of processes or GPUs is not that of the placement.
+    Raises InputError if the placement has another number of processes or GPUs.
     """
     nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
     started, expected = world_size(), placement.num_processes

@@ -83,7 +83,7 @@ class Ladder:
     def go_down(self, zero_stage: int | None = None) -> bool:
         """Note the next rung, unless another process has; return False if there is none.
 
-        zero_stage: That of the last checkpoint, which has to stay.
+        zero_stage: The stage of the last checkpoint, which has to stay.
         """
         failed, number = self.rung, self.number
         self.read()

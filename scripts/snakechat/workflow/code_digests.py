@@ -77,7 +77,7 @@ Import = tuple[int, str, str]
 def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Import], list[str]]:
     """Return what counts of a module: a digest, its imports, and what may be names of data files.
 
-    The digest is that of the syntax tree, or of the bytes (data) if the module can read them.
+    It is the digest of the syntax tree, or of the bytes (data) if the module can read them.
     Raises SyntaxError or ValueError if it is not valid Python.
 
     is_reward: Whether it is in rewards/.

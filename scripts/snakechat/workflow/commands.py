@@ -60,7 +60,7 @@ def names_in(command: str) -> set[str]:
 
 
 def command_words(command: str, values: Mapping[str, str]) -> list[str]:
-    """Return the words of a command, in which values replace names in braces. There is no shell.
+    """Return the words of a command, in which values replace names in braces. No shell runs.
 
     Raises ValueError if a quote or a brace is not closed, or braces have another name.
     """
@@ -91,9 +91,9 @@ def pins_in(lock: Path) -> dict[str, str]:
 
 
 def check_versions(python: str, settings: Any) -> dict[str, str]:
-    """Return all versions of an interpreter; InputError if they are not those of the plan."""
+    """Return all versions of an interpreter; InputError if the plan has others."""
     (found, _), planned = read_interpreter(python), settings.distributions
-    # A lock may lack some, and have those of other platforms.
+    # A lock may lack some, and have distributions of other platforms.
     has_lock = hasattr(settings, "lock")
     names = planned.keys() & found.keys() if has_lock else planned.keys() | found.keys()
     other = [name for name in sorted(names) if public(found.get(name)) != public(planned.get(name))]

@@ -111,7 +111,7 @@ def is_linked(path: str | Path, folder: Path) -> bool:
 def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
     """Return the links by which a path leads to a folder, and their texts.
 
-    They are made in this order: those of the version, of the path itself, and of its manifest.
+    They are made in this order: of the version, of the path itself, and of its manifest.
     """
     version, files = versions_folder(path) / folder.name, [folder]
     if path.parts[1] in TARGETS:

@@ -262,8 +262,8 @@ def run_record(
 def replaces_stored(job: Job[Any]) -> bool:
     """Return whether a new result takes the place of the one in the store, if that has one.
 
-    It does if the stored one is damaged. That of a forced run does, and prints a line, if its bytes
-    differ and no other path leads to the stored one.
+    It does if the stored one is damaged. The result of a forced run does, and prints a line, if its
+    bytes differ and no other path leads to the stored one.
     """
     if not is_forced(job.spec) or result_damage(job.place):
         return True

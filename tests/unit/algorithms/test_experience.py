@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snakechat.algorithms import policy_updates as module
-from snakechat.algorithms.policy_updates import RlhfState, TokenEvaluation, make_experience
+from snakechat.algorithms import experience as module
+from snakechat.algorithms.experience import RlhfState, TokenEvaluation, make_experience
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.workflow.errors import InputError
 from support.configs import load

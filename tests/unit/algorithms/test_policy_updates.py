@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from snakechat.algorithms.experience import Experience, TokenEvaluation
 from snakechat.algorithms.policy_updates import (
-    Experience,
-    TokenEvaluation,
     informative_rows,
     mean_metrics,
     policy_gradients,

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from snakechat.algorithms import rewards
-from snakechat.algorithms.policy_updates import RlhfState, TokenEvaluation, evaluation_metrics
+from snakechat.algorithms.experience import RlhfState, TokenEvaluation
+from snakechat.algorithms.policy_updates import evaluation_metrics
 from snakechat.algorithms.rewards import (
     RewardModel,
     RewardSum,
