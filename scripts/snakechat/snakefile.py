@@ -20,12 +20,17 @@ from typing import Any
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
-from snakechat.jobs.planner import default_targets, jobs_of_target
+from snakechat.jobs.planner import (
+    check_options,
+    config_options,
+    default_targets,
+    jobs_of_target,
+    read_config,
+)
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
-from snakechat.workflow import snakemake_options as options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
@@ -116,7 +121,7 @@ class RuleFunctions:
         else:
             named = workflow.config_settings.configfiles if is_main else ()
             check_config_files([*project_files(sources), *named])
-            values = options.read_config(project_files(sources), config)
+            values = read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(workflow.config_settings.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -125,7 +130,7 @@ class RuleFunctions:
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._jobs = Jobs(self.config, sources, options.config_options(sys.argv[1:]))
+        self._jobs = Jobs(self.config, sources, config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
         # The stale jobs that were planned after others had started.
         self._planned_later: list[PlannedJob] = []
@@ -198,7 +203,7 @@ class RuleFunctions:
         programs = f"{self.snapshot.folder}/scripts"
         return shlex.join(
             [
-                sys.executable if options.jobs_share_environment(self.workflow) else "python",
+                sys.executable if adapter.jobs_share_environment(self.workflow) else "python",
                 *(f"{programs}/launch.py", f"{programs}/{job.program}.py"),
                 *("--spec", str(job.spec_file)),
                 *("--placement", canonical_json(changed_values(self._placement(job)))),
@@ -294,7 +299,7 @@ class RuleFunctions:
         The lock replaces Snakemake's own, which outlives a Snakemake that was killed
         (profiles/default).
         """
-        options.check_options(self.workflow)
+        check_options(self.workflow)
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
@@ -323,7 +328,7 @@ class RuleFunctions:
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = options.jobs_share_environment(self.workflow)
+        shares_environment = adapter.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
@@ -391,7 +396,7 @@ class RuleFunctions:
     @functools.cached_property
     def _is_report(self) -> bool:
         """Whether Snakemake writes a report. It knows its options when it plans."""
-        return options.check_options(self.workflow)
+        return check_options(self.workflow)
 
     def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""

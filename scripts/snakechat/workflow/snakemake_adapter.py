@@ -69,6 +69,13 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(200_000)
 
 
+def jobs_share_environment(workflow: Any) -> bool:
+    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
+    methods = workflow.deployment_settings.deployment_method
+    shared = workflow.storage_settings.shared_fs_usage
+    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
+
+
 # --- builds -----------------------------------------------------------------------------------
 
 
