@@ -57,7 +57,7 @@ from snakechat.modeling.batching import (
     training_batches,
 )
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.lora import disable_adapters
+from snakechat.modeling.loading import disable_adapters
 from snakechat.training.checkpointing import Stateful
 from snakechat.training.engine import Ema, Engine, FrozenModel
 from snakechat.training.evaluations import Evaluations

@@ -56,7 +56,7 @@ from snakechat.estimates.flops import Gpu, flops_per_token, peak_flops  # noqa: 
 from snakechat.estimates.job_estimate import JobEstimate  # noqa: E402
 from snakechat.jobs.model_jobs import FIELDS  # noqa: E402
 from snakechat.jobs.rules import RULES  # noqa: E402
-from snakechat.modeling import acceleration, attention  # noqa: E402
+from snakechat.modeling import attention, models  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
 from snakechat.modeling.generation import Sampler  # noqa: E402
@@ -140,8 +140,7 @@ def versions(bench):
     kernels = {
         "FlashAttention": attention.supports_varlen(torch.device("cuda"), torch.bfloat16, 64),
         "varlen_attn with enable_gqa": attention.HAS_ENABLE_GQA,
-        "compiled layers": acceleration.can_compile(),
-        "a compile limit for each function": acceleration.HAS_RECOMPILE_LIMIT,
+        "compiled layers": models.can_compile(),
     }
     bench.record(
         device=torch.cuda.get_device_name(),

@@ -25,8 +25,7 @@ from transformers import (
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data.ragged_arrays import open_ragged
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import choose_device
+from snakechat.modeling.models import accelerated, acceleration, choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.placed_models import leave_process_group
@@ -221,7 +220,7 @@ def write_reference(job):
 @contextmanager
 def configured(gpus=1, **placement):
     """Context in which this process is configured for a placement; yields its device."""
-    with acceleration.using(acceleration.current()):
+    with accelerated(acceleration()):
         yield choose_device(Placement(**{"gpus_per_node": gpus, **placement}))
 
 

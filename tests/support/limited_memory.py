@@ -23,11 +23,11 @@ KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
 def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
     from snakechat.estimates.memory import MemoryTracker
-    from snakechat.modeling import acceleration
+    from snakechat.modeling import models
 
-    choose_device = acceleration.choose_device
+    choose_device = models.choose_device
     # Before other modules import it.
-    acceleration.choose_device = lambda placement: choose_device(
+    models.choose_device = lambda placement: choose_device(
         dataclasses.replace(placement, gpus_per_node=0)
     )
     from snakechat.training import deepspeed_engine

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from snakechat.modeling import acceleration
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.models import accelerated, acceleration, make_causal
 from snakechat.modeling.saving import save_model
 from support.families import spread
 
@@ -33,7 +32,7 @@ def loss_and_gradients(policy, examples, micro_batch_tokens=60):
     """Return the sum of all log-probabilities, and its gradients, over several micro-batches."""
     policy.zero_grad()
     rows, device = np.arange(len(examples)), next(policy.parameters()).device
-    with acceleration.using(replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)):
+    with accelerated(replace(acceleration(), micro_batch_tokens=micro_batch_tokens)):
         micro_batches = list(examples.micro_batches(rows, True, device, with_prompts=True))
     assert len(micro_batches) > 1
     loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)

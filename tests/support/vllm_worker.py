@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.modeling.lora import add_lora  # noqa: E402
+from snakechat.modeling.loading import add_lora  # noqa: E402
 from snakechat.training.placed_models import init_process_group, make_sampler  # noqa: E402
 from snakechat.workflow.processes import (  # noqa: E402
     Placement,

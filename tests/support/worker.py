@@ -27,7 +27,7 @@ from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa:
 from snakechat.modeling.batching import Examples  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import Sampler  # noqa: E402
-from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
+from snakechat.modeling.loading import add_lora, disable_adapters  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402

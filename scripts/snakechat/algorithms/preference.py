@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from snakechat.config.settings import PreferenceSettings, has_reference
-from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
+from snakechat.modeling.models import copy_to_device
 from snakechat.training.engine import Engine
 from snakechat.workflow.processes import all_reduce_sum
 

@@ -16,9 +16,9 @@ from snakechat.algorithms.preference import (
     reward_rounding,
 )
 from snakechat.config.settings import DpoSettings, has_reference_point
-from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.modeling.models import copy_to_device
 
 
 class PreferenceData:

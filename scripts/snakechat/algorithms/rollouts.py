@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch, TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import Sampler
+from snakechat.modeling.models import copy_to_device
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
 # Token ids, or a number for each token, by response number and prompt: [A][n].

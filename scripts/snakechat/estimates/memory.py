@@ -26,14 +26,18 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import GPU_CHUNK_LOGITS, Acceleration
 from snakechat.modeling.attention import Segments, Spans
 from snakechat.modeling.batching import TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import cache_elements
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import DTYPES, checkpoint_activations
+from snakechat.modeling.loading import add_lora
+from snakechat.modeling.models import (
+    DTYPES,
+    GPU_CHUNK_LOGITS,
+    Acceleration,
+    accelerated,
+    checkpoint_activations,
+)
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import samples_whole, training_bytes
 from snakechat.workflow.errors import InputError
@@ -209,7 +213,7 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
     for weight in network.parameters():
         weight.data = weight.data.to(dtype)
     # Whatever this process chose, the layers are not compiled.
-    with acceleration.using(Acceleration()):
+    with accelerated(Acceleration()):
         return (Scorer if is_scorer else Policy)(network).train()
 
 
@@ -222,7 +226,7 @@ def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool
         fp32_chunk_logits=GPU_CHUNK_LOGITS,
         attn_implementation="sdpa" if shape.dense_mask else "auto",
     )
-    with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
+    with FakeTensorMode(allow_non_fake_inputs=True), accelerated(choices):
         module.to_empty(device="cpu")
         module.model.tie_weights()
         for weight in module.parameters():

@@ -29,7 +29,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling import acceleration
+from snakechat.modeling.models import acceleration
 
 # The first GPUs with FlashAttention: Ampere.
 MIN_CAPABILITY = (8, 0)
@@ -154,7 +154,7 @@ def needs_dense_mask(model: PreTrainedModel, segments: Segments) -> bool:
     has_window = getattr(model.config, "sliding_window", None)
     if not getattr(model, "_supports_attention_backend", False) or (shares_prompts and has_window):
         return True
-    choices = acceleration.current()
+    choices = acceleration()
     if choices.attn_implementation == "auto":
         return not supports_varlen(model.device, model.dtype, head_size(model.config))
     return model.device.type != "cpu" or segments.mean_response < choices.min_response

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.attention import Segments, make_segments
+from snakechat.modeling.models import acceleration, copy_to_device, round_up
 from snakechat.workflow import processes as ranks
 from snakechat.workflow.errors import InputError, warn
 
@@ -201,7 +200,7 @@ class Examples:
         """Return the longest rows, enough for a micro-batch of each process."""
         sizes = self._sizes(np.arange(len(self)), packing)
         rows = np.argsort(-sizes, kind="stable")
-        needed = ranks.world_size() * acceleration.current().micro_batch_tokens
+        needed = ranks.world_size() * acceleration().micro_batch_tokens
         number = int(np.searchsorted(np.cumsum(sizes[rows]), needed, side="right"))
         return rows[: max(number, ranks.world_size())]
 
@@ -216,7 +215,7 @@ class Examples:
         self, rows: np.ndarray, packing: bool, device: torch.device, with_prompts: bool = False
     ) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the given rows; see collate for the arguments."""
-        choices, sizes = acceleration.current(), self._sizes(rows, packing)
+        choices, sizes = acceleration(), self._sizes(rows, packing)
         limit, multiple = choices.micro_batch_tokens, choices.pad_to_multiple_of
         place = ranks.rank(), ranks.world_size()
         distributed = distribute_rows(rows, sizes, limit, packing, *place, multiple)

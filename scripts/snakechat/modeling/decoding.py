@@ -17,9 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import copy_to_device, round_up
-from snakechat.modeling.models import supports_packing
+from snakechat.modeling.models import acceleration, copy_to_device, round_up, supports_packing
 from snakechat.workflow.errors import InputError
 
 # Ended rows leave a batch once at most this fraction of its rows is unfinished.
@@ -184,7 +182,7 @@ class Decoder:
         rows = (~ended).nonzero().squeeze(1)
         self.start(prompts, attention_mask, rows // copies, tokens[rows], uniforms[rows])
         while number < limit:
-            steps = min(acceleration.current().stop_check_steps, limit - number)
+            steps = min(acceleration().stop_check_steps, limit - number)
             for _ in range(steps):
                 self.step()
             number += steps

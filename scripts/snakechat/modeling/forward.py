@@ -24,11 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import compile_layers, compile_versions
 from snakechat.modeling.attention import packed_arguments
 from snakechat.modeling.batching import Examples, TokenBatch
-from snakechat.modeling.models import check_sequence_length, supports_packing
+from snakechat.modeling.models import (
+    acceleration,
+    check_sequence_length,
+    compile_layers,
+    compile_versions,
+    supports_packing,
+)
 from snakechat.workflow.errors import ProgressLines
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
@@ -43,7 +47,7 @@ class Wrapper(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         # Models that are not trained are compiled too: others would have other rounding errors.
-        if acceleration.current().compile:
+        if acceleration().compile:
             compile_layers(model)
         self.model, self.supports_packing = model, supports_packing(model)
 
@@ -284,7 +288,7 @@ def _scaled(gradients: Gradients, dtype: torch.dtype, factor: Tensor | float = 1
 def logit_chunks(layer: Sequence[Any]) -> Iterator[tuple[slice, Tensor]]:
     """Yield chunks of the tokens of an output layer and their logits [n, V]."""
     hidden, weight, bias, _ = layer
-    size = max(1, acceleration.current().chunk_logits // len(weight))
+    size = max(1, acceleration().chunk_logits // len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, min(start + size, len(hidden)))
         yield chunk, functional.linear(hidden[chunk], weight, bias)
@@ -294,7 +298,7 @@ def _evaluate(
     logits: Tensor, tokens: Tensor, temperature: float, return_entropies: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities [n] of a chunk, and its entropies [n] if they are needed."""
-    if acceleration.current().compile:
+    if acceleration().compile:
         return compiled(logprobs_and_entropies)(logits, tokens, temperature)
     logprobs = torch.empty(len(logits), device=logits.device)
     entropies = torch.empty_like(logprobs)
@@ -312,7 +316,7 @@ def _differentiate(
 
     The gradients, which may take the place of the logits, are multiplied by factors [n, 1].
     """
-    if acceleration.current().compile:
+    if acceleration().compile:
         return compiled(logprobs_and_gradients)(logits, tokens, temperature, factors)
     logprobs = torch.empty(len(logits), device=logits.device)
     for rows, chunk_logits, table in fp32_logprobs(logits, temperature):
@@ -328,7 +332,7 @@ def fp32_logprobs(logits: Tensor, temperature: float) -> Iterator[tuple[slice, T
 
     The log-probabilities may be overwritten and are valid until the next chunk.
     """
-    size = max(1, acceleration.current().fp32_chunk_logits // logits.shape[1])
+    size = max(1, acceleration().fp32_chunk_logits // logits.shape[1])
     buffer = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
     for start in range(0, len(logits), size):
         chunk_logits = logits[start : start + size]

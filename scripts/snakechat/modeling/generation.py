@@ -16,13 +16,19 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.attention import head_size
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 from snakechat.modeling.decoding import Decoder, make_cache, next_logits, pad_left, takes_dense_mask
-from snakechat.modeling.lora import merged_adapters
-from snakechat.modeling.models import Gather, describe, no_gather, whole_shape
+from snakechat.modeling.loading import merged_adapters
+from snakechat.modeling.models import (
+    Gather,
+    acceleration,
+    copy_to_device,
+    describe,
+    no_gather,
+    round_up,
+    whole_shape,
+)
 from snakechat.workflow import processes
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 
@@ -105,7 +111,7 @@ class Sampler:
         prompts = [prompts[row] for row in own_rows]
         responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
         stops = copy_to_device(torch.tensor(self.stop_ids), model.device)
-        is_captured = acceleration.current().cuda_graphs and can_be_captured(model)
+        is_captured = acceleration().cuda_graphs and can_be_captured(model)
         multiple = (FixedDecoder if is_captured else Decoder).multiple
         lengths = [len(prompt) + self.max_response_length for prompt in prompts]
         sizes = {
@@ -164,7 +170,7 @@ def max_batch_tokens(model: PreTrainedModel) -> int:
     With deterministic: true, the memory that is free at the moment does not count: a resumed run
     samples in the same batches.
     """
-    choices, device = acceleration.current(), model.device
+    choices, device = acceleration(), model.device
     if choices.generate_tokens is not None or device.type != "cuda":
         return choices.generate_tokens or choices.micro_batch_tokens
     free, total = torch.cuda.mem_get_info(device)

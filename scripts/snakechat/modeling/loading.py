@@ -1,15 +1,19 @@
-"""Load models. A model is checked: it is what its folder says, and what recipes support.
+"""Load models, and add LoRA adapters (Hu et al. 2021) to them.
+
+A model is checked: it is what its folder says, and what recipes support. With adapters (peft) it
+stays a transformers model, whose linear layers are replaced.
 
 A model with deferred weights has the shapes and dtypes of a loaded one, and almost no memory: each
 weight is one number that is expanded to the shape of the weight. ZeRO 3 replaces each weight by the
 partition of the process, which reads no other part of the files.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -21,11 +25,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.model_files import load_pretrained, model_problem, read_model_config
-from snakechat.modeling.models import DTYPES, SPECIAL_IDS
+from snakechat.modeling.models import DTYPES, SPECIAL_IDS, Master, describe
 from snakechat.workflow.errors import InputError
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 # The attribute of a deferred weight with its values.
 STORED = "stored_weight"
@@ -188,3 +196,164 @@ def defer_weights(
         head: Any = model.score
         head.weight = nn.Parameter(torch.empty(head.weight.shape, dtype=dtype))
         model._init_weights(head)
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+def select_trained(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
+    """Add the adapters of a recipe (LoraSettings), or freeze the weights that it does not train.
+
+    Raises InputError if the recipe names layers or weights that the model has not.
+    """
+    if rank := settings.lora_rank:
+        targets = settings.lora_target_modules
+        return add_lora(model, rank, settings.lora_alpha, settings.train_base, targets)
+    if settings.train_only is None:
+        return model
+    names, pattern = [name for name, _ in model.named_parameters()], settings.train_only
+    if not any(re.search(pattern, name) for name in names):
+        raise InputError(
+            f"train_only: no weight of {describe(model)} matches {pattern!r}; it has"
+            f" {', '.join(names[:2])}, ..., {names[-1]}"
+        )
+    for name, weight in model.named_parameters():
+        # A new score head has no values that training could keep.
+        weight.requires_grad_(name == "score.weight" or re.search(pattern, name) is not None)
+    return model
+
+
+def add_lora(
+    model: PreTrainedModel,
+    rank: int,
+    alpha: float,
+    train_base: str = "none",
+    target_modules: Sequence[str] | str | None = None,
+) -> PreTrainedModel:
+    """Add adapters to linear layers of the transformer blocks, and return the model.
+
+    Only the adapters and a score head (if any) are trained. The experts of a mixture get no
+    adapters: they are not linear layers. Raises InputError if no layer is left, or peft does not
+    support one.
+
+    train_base: "embeddings_and_norms" also trains the biases of these layers, and all other
+    weights; "none" trains nothing else.
+    target_modules: The layers that get adapters: the last parts of their names, or a regular
+    expression that matches whole names. Defaults to all.
+    """
+    # It takes .3 s, in which a training without adapters can start.
+    from peft import LoraConfig, inject_adapter_in_model
+
+    # Not those outside of the blocks, such as the output layer and a score head.
+    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and name.startswith(tuple(f"{n}." for n in lists))
+    }
+    matrices = {id(layer.weight) for layer in layers.values()}
+    config = LoraConfig(
+        r=rank,
+        # peft scales adapters by any number, and declares an int.
+        lora_alpha=cast(int, alpha),
+        target_modules=_adapted_names(layers, target_modules),
+        # GPT-2's Conv1D is a linear layer whose weight is transposed.
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{describe(model)}: {reason}: set lora_rank: 0") from None
+    if train_base == "embeddings_and_norms":
+        for weight in model.parameters():
+            weight.requires_grad_(id(weight) not in matrices)
+    if hasattr(model, "score"):
+        model.score.requires_grad_()
+    return model
+
+
+def _adapted_names(names: Iterable[str], targets: Sequence[str] | str | None) -> list[str]:
+    """Return the names of the layers that get adapters, or ends of these names."""
+    ends = {name.rpartition(".")[2] for name in names}
+    if isinstance(targets, str):
+        chosen = [name for name in names if re.fullmatch(targets, name)]
+        missing = [] if chosen else [targets]
+    else:
+        chosen = list(ends if targets is None else targets)
+        missing = sorted(set(chosen) - ends)
+    if missing:
+        raise InputError(
+            f"lora_target_modules: {', '.join(missing)}: the linear layers of the blocks are"
+            f" {', '.join(sorted(ends))}; a whole name is {next(iter(names), '')}"
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def disable_adapters(model: nn.Module) -> Iterator[None]:
+    """Context in which the model computes what it did before adapters were added."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    yield
+    for layer in layers:
+        layer.enable_adapters(True)
+
+
+@contextlib.contextmanager
+def merged_adapters(model: nn.Module) -> Iterator[None]:
+    """Context in which the weights of layers have their adapters merged, in the model's dtype.
+
+    Addresses stay. A copy of the weights on the CPU, made once, restores them bit for bit.
+    """
+    layers = cast(Any, adapted_layers(model).values())
+    for layer in layers:
+        weight = layer.base_layer.weight
+        if not hasattr(layer, "unmerged_weight"):
+            copy = weight.detach().cpu()
+            layer.unmerged_weight = copy.pin_memory() if weight.is_cuda else copy.clone()
+        weight.data.copy_(merge_adapter(layer))
+    try:
+        with disable_adapters(model):
+            yield
+    finally:
+        for layer in layers:
+            layer.base_layer.weight.data.copy_(layer.unmerged_weight, non_blocking=True)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
+    """Return the layers that have adapters, by the names that their weights have without."""
+    return {
+        f"{name}.weight": cast("LoraLayer", layer)
+        for name, layer in model.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+
+
+def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
+    """Return the two matrices of the adapter of a layer."""
+    modules: Any = layer.lora_A["default"], layer.lora_B["default"]
+    return [module.weight for module in modules]
+
+
+def merge_adapter(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
+    """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
+
+    The sum is computed in fp32 and rounded once; with master, it stays in fp32. In 16 bits, this
+    discards updates smaller than half of the distance between two numbers.
+    """
+    base: Any = layer.base_layer
+    lora_a, lora_b = map(master or as_fp32, adapter_weights(layer))
+    merged = lora_b @ lora_a
+    merged *= layer.scaling["default"]
+    if isinstance(base, Conv1D):
+        merged = merged.T
+    # Without a copy of the weight in fp32.
+    merged += master(base.weight) if master else base.weight.detach()
+    return merged if master else merged.to(base.weight.dtype)
+
+
+def as_fp32(weight: torch.Tensor) -> torch.Tensor:
+    """Return the value of a weight in fp32, without gradient."""
+    return weight.detach().float()

@@ -21,11 +21,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples, Ids
 from snakechat.modeling.decoding import make_cache, next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.models import describe, max_positions, whole_shape
+from snakechat.modeling.models import (
+    accelerated,
+    acceleration,
+    describe,
+    max_positions,
+    whole_shape,
+)
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.processes import all_reduce_max, missing_kernel
 
@@ -75,7 +80,7 @@ def check_model(
         with comparable_weights(module):
             _ModelCheck(module, rows, device).compare_all(samples)
         # In fp32, a kernel of 16 bits has not run yet.
-        if module.supports_packing and acceleration.current().attn_implementation == "auto":
+        if module.supports_packing and acceleration().attn_implementation == "auto":
             check = _ModelCheck(module, rows, device)
             remedy = "set attn_implementation: sdpa in the placement"
             action = "the attention kernel of the GPU"
@@ -111,7 +116,7 @@ def comparable_weights(module: Policy | Scorer) -> Iterator[None]:
     weights = list(module.parameters())
     is_whole = all(weight.shape == whole_shape(weight) for weight in weights)
     is_small = sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
-    if not is_whole or not is_small or acceleration.current().compile:
+    if not is_whole or not is_small or acceleration().compile:
         yield
         return
     values = [weight.data for weight in weights]
@@ -167,8 +172,8 @@ class _ModelCheck:
         with contextlib.suppress(InputError), self.describes_errors("packing"):
             difference = self.difference(self.rows)
             # Long responses to one prompt have an attention of their own on a CPU.
-            choices = dataclasses.replace(acceleration.current(), min_response=1)
-            with acceleration.using(choices):
+            choices = dataclasses.replace(acceleration(), min_response=1)
+            with accelerated(choices):
                 difference = max(difference, self.difference(self.rows))
         if all_reduce_max(difference) > self.tolerance:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
-from snakechat.modeling.lora import adapted_layers, adapter_weights, merge, save_adapter
+from snakechat.modeling.loading import adapted_layers, adapter_weights, merge_adapter
 from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
 from snakechat.workflow.processes import rank
 
@@ -60,6 +60,37 @@ def save_model(
         save_adapter(model, folder / "adapter", gather, master)
 
 
+def save_adapter(
+    model: PreTrainedModel, folder: Path, gather: Gather = no_gather, master: Master | None = None
+) -> None:
+    """Save the trained weights in peft's format; only the first process writes.
+
+    Writes nothing if weights other than adapters and a score head are trained, which the format
+    does not represent.
+    """
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    has_head = hasattr(model, "score")
+    if not all(".lora_" in name or (has_head and name == "score.weight") for name in trained):
+        return
+    with gather(list(trained.values())):
+        values = {name: (master or Tensor.detach)(weight) for name, weight in trained.items()}
+        if rank() > 0:
+            return
+        config: Any = model.peft_config["default"]
+        config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
+        config.modules_to_save = ["score"] if has_head else None
+        config.base_model_name_or_path = model.config.name_or_path
+        config.inference_mode = True
+        # peft would write the set in an arbitrary order.
+        config.target_modules = sorted(config.target_modules)
+        config.save_pretrained(folder)
+        weights = {
+            f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
+            for name, weight in values.items()
+        }
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
 # --- weights ------------------------------------------------------------------------------------
 
 
@@ -77,7 +108,7 @@ class SavedWeight(NamedTuple):
     def value(self, master: Master | None = None) -> Tensor:
         """Return the weight, whose sources must be gathered."""
         if self.layer is not None:
-            return merge(self.layer, master)
+            return merge_adapter(self.layer, master)
         # Training does not count a buffer of integers as a weight.
         is_float = self.weight.is_floating_point()
         return master(self.weight) if master and is_float else self.weight.detach()

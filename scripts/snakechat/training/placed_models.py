@@ -16,13 +16,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
-from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, Wrapper
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
-from snakechat.modeling.models import check_sequence_length, checkpoint_activations
+from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import Placement, stage_used, world_size

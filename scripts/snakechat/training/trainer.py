@@ -20,12 +20,11 @@ import torch
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
 from snakechat.modeling.batching import Examples, MicroBatch, training_batches
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.lora import select_trained
+from snakechat.modeling.loading import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
-from snakechat.modeling.models import model_size
+from snakechat.modeling.models import can_compile, choose_device, compile_layers, model_size
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import Checkpointer, Stateful, checkpoints, saved_values
 from snakechat.training.engine import Engine

@@ -34,7 +34,7 @@ class Placement:
     """Hardware of a job, and how the job uses it.
 
     threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
-    `auto` (snakechat.training.rungs). snakechat.modeling.acceleration has what None means for each
+    `auto` (snakechat.training.rungs). snakechat.modeling.models has what None means for each
     device, and critic_zero_stage defaults to zero_stage. The defaults suit a job without models:
     one process on a CPU, with Snakemake's default memory and time.
     """
@@ -222,7 +222,7 @@ def _all_reduce(tensor: "Tensor", operation: str) -> "Tensor":
 
 # A kernel of a GPU that adds numbers by atomic operations rounds differently in each run. Libraries
 # choose such kernels where they are fastest, unless they are configured: torch by programs
-# (snakechat.modeling.acceleration), others by these variables. cuBLAS has the same workspace in
+# (snakechat.modeling.models), others by these variables. cuBLAS has the same workspace in
 # each run; NCCL adds in the order of its rings and trees, and not in a switch (NVLink SHARP).
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
 # Set in the processes of jobs that use deterministic kernels.

@@ -15,11 +15,11 @@ from snakechat.algorithms.policy_updates import (
     value_gradients,
 )
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import models
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import Acceleration
 
 CPU = torch.device("cpu")
 PROMPTS = [[11, 12, 13], [14], [15, 16]]
@@ -56,7 +56,7 @@ def make_settings(**changes):
 
 @pytest.fixture(autouse=True)
 def one_row_per_micro_batch(monkeypatch):
-    monkeypatch.setattr(acceleration, "_current", Acceleration(micro_batch_tokens=1))
+    monkeypatch.setattr(models, "_acceleration", Acceleration(micro_batch_tokens=1))
 
 
 def make_rollouts():
@@ -143,7 +143,7 @@ def test_policy_gradients_equal_those_of_a_loop(
     aggregation, level, kl, micro_batch_tokens, model, monkeypatch
 ):
     choices = Acceleration(micro_batch_tokens=micro_batch_tokens)
-    monkeypatch.setattr(acceleration, "_current", choices)
+    monkeypatch.setattr(models, "_acceleration", choices)
     policy = Policy(model).eval()
     rollouts = make_rollouts()
     table = table_of_logprobs(policy)

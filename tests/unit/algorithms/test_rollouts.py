@@ -8,11 +8,10 @@ import torch
 
 from snakechat.algorithms import rollouts as module
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import models
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.models import Acceleration, make_causal
 from snakechat.modeling.saving import save_model
 from support.chat_templates import as_chatml
 from support.families import FAMILIES, spread
@@ -40,7 +39,7 @@ PAIRS = [
 @pytest.fixture(autouse=True)
 def micro_batch_tokens(monkeypatch):
     """A limit of tokens with which there are several micro-batches of several rows."""
-    monkeypatch.setattr(acceleration, "_current", Acceleration(micro_batch_tokens=40))
+    monkeypatch.setattr(models, "_acceleration", Acceleration(micro_batch_tokens=40))
 
 
 def make(prompts=PROMPTS, responses=RESPONSES, tokenizer=None, sampler_logprobs=None):

@@ -13,14 +13,18 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling import acceleration, attention, forward
-from snakechat.modeling.acceleration import Acceleration, choose_device, compile_layers
+from snakechat.modeling import attention, forward, models
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import Sampler
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations
+from snakechat.modeling.loading import add_lora, load_causal
+from snakechat.modeling.models import (
+    Acceleration,
+    acceleration,
+    checkpoint_activations,
+    choose_device,
+    compile_layers,
+)
 from snakechat.training.placed_models import make_engine
 from snakechat.workflow.processes import Placement
 from support.engines import SETTINGS
@@ -76,7 +80,7 @@ def allow_varlen(monkeypatch):
     def allow(is_supported=True, **choices):
         monkeypatch.setattr(attention, "supports_varlen", lambda *_: is_supported)
         choices = Acceleration(attn_implementation="auto", **choices)
-        monkeypatch.setattr(acceleration, "_current", choices)
+        monkeypatch.setattr(models, "_acceleration", choices)
         return calls
 
     return allow
@@ -119,7 +123,7 @@ def test_losses_and_gradients_equal_those_of_a_dense_mask(policy, rows, is_suppo
 @pytest.mark.parametrize("policy", ["opt", "qwen3"], indirect=True)
 def test_long_responses_that_share_a_prompt_have_no_dense_mask_on_a_cpu(policy, monkeypatch):
     expected = loss_and_gradients(policy, EXAMPLES["shared"])
-    monkeypatch.setattr(acceleration, "_current", Acceleration(min_response=1))
+    monkeypatch.setattr(models, "_acceleration", Acceleration(min_response=1))
     # Nothing makes one.
     monkeypatch.setattr(attention, "packed_attention_mask", None)
     assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)
@@ -173,7 +177,7 @@ def test_an_engine_trains_with_compiled_code(policy, tokenizer, tmp_path, monkey
     examples = EXAMPLES["shared"]
 
     def losses(compile_setting):
-        monkeypatch.setattr(acceleration, "_current", acceleration.current())
+        monkeypatch.setattr(models, "_acceleration", acceleration())
         placement = Placement(micro_batch_tokens=60, **compile_setting)
         choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))

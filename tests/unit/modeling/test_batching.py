@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
     epoch_batches,
 )
+from snakechat.modeling.models import Acceleration, accelerated
 from snakechat.workflow.errors import InputError
 
 CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, mo
     monkeypatch.setattr("snakechat.modeling.batching.MAX_CANDIDATES", 16)
     random = np.random.default_rng(1)
     ids = [[[9] * length for length in random.integers(1, 9, 50)] for _ in range(3)]
-    with acceleration.using(Acceleration(micro_batch_tokens=54)):
+    with accelerated(Acceleration(micro_batch_tokens=54)):
         micro_batches = list(Examples(*ids).micro_batches(np.arange(50), packing, CPU))
     rows = [row for micro_batch in micro_batches for row in micro_batch.rows]
     assert sorted(rows) == list(range(50))

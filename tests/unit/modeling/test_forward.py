@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from snakechat.modeling import acceleration, forward
-from snakechat.modeling.acceleration import Acceleration, choose_device
+from snakechat.modeling import forward, models
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import (
     Policy,
@@ -17,9 +16,14 @@ from snakechat.modeling.forward import (
     response_logprobs,
     response_scores,
 )
-from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.loading import add_lora, load_causal, load_scorer
+from snakechat.modeling.models import (
+    Acceleration,
+    accelerated,
+    acceleration,
+    choose_device,
+    make_causal,
+)
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.processes import (
     ENVIRONMENT,
@@ -85,8 +89,8 @@ def packed_sum(module, kind, layout):
     """The sum of values times FACTORS over all micro-batches."""
     packing, micro_batch_tokens = LAYOUTS[layout]
     rows, total = np.arange(len(PAIRS)), 0.0
-    choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
-    with acceleration.using(choices):
+    choices = replace(acceleration(), micro_batch_tokens=micro_batch_tokens)
+    with accelerated(choices):
         micro_batches = list(
             examples_of(kind).micro_batches(rows, packing, CPU, kind == "logprobs with prompts")
         )
@@ -166,7 +170,7 @@ def relative_error(actual, reference):
 def test_values_and_gradients_equal_those_of_separate_sequences(family, layout, kind, monkeypatch):
     if layout == "padded":
         choices = Acceleration(pad_to_multiple_of=64)
-        monkeypatch.setattr(acceleration, "_current", choices)
+        monkeypatch.setattr(models, "_acceleration", choices)
     module = module_of(family, kind)
     value, grads = expected(family, kind)
     actual = packed_sum(module, kind, layout)
@@ -179,7 +183,7 @@ def test_values_and_gradients_equal_those_of_separate_sequences(family, layout, 
 def test_logprobs_and_scores_equal_those_of_separate_sequences(family, packing, monkeypatch):
     monkeypatch.setattr(family.policy, "supports_packing", packing)
     monkeypatch.setattr(family.scorer, "supports_packing", packing)
-    with acceleration.using(Acceleration(micro_batch_tokens=60)):
+    with accelerated(Acceleration(micro_batch_tokens=60)):
         sums, of_prompts = (response_logprobs(family.policy, PAIRS, each) for each in (False, True))
         scores = response_scores(family.scorer, PAIRS)
     with torch.no_grad():

@@ -13,12 +13,11 @@ import torch
 from peft.tuners.lora import LoraLayer
 
 from conftest import INIT
-from snakechat.modeling import acceleration, decoding, generation
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import decoding, generation
 from snakechat.modeling.decoding import sample_tokens
 from snakechat.modeling.generation import Sampler
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.loading import add_lora
+from snakechat.modeling.models import Acceleration, accelerated, acceleration, make_causal
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS, spread
 from support.passes import sample_responses
@@ -56,8 +55,8 @@ def sample(
 ):
     torch.manual_seed(0)
     sampler = Sampler(stops, max_response_length, temperature, num_generations)
-    choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
-    with acceleration.using(choices):
+    choices = replace(acceleration(), micro_batch_tokens=micro_batch_tokens)
+    with accelerated(choices):
         return sample_responses(model, prompts, sampler)
 
 
@@ -109,7 +108,7 @@ def test_each_family_generates_what_uncached_passes_predict(family, tokenizer):
     # 120 tokens hold one or two prompts with three responses each.
     for limit in (MICRO_BATCH_TOKENS, 120, 1):
         assert sample(member, PROMPTS, 3, **options, micro_batch_tokens=limit) == [expected] * 3
-    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+    with accelerated(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         assert sample(member, PROMPTS, 3, **options) == [expected] * 3
 
 
@@ -134,7 +133,7 @@ def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, mo
 
     hook = model.get_output_embeddings().register_forward_hook(corrupt)
     with (
-        acceleration.using(Acceleration(**choices)),
+        accelerated(Acceleration(**choices)),
         pytest.raises(InputError, match="not finite"),
     ):
         sample(model, temperature=temperature, max_response_length=20)
@@ -175,7 +174,7 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
         sampler.num_generations = number
         return sample_responses(ending, prompts, sampler)
 
-    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+    with accelerated(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         for _ in range(2):
             assert [sample_again(*each) for each in rounds] == expected
         decoder = sampler.decoder
@@ -203,7 +202,7 @@ def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monk
     sampler = Sampler([EOS], 8, 1.0, 2)
     # Python looks for cycles at any time, or late.
     gc.disable()
-    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+    with accelerated(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         for allowance, is_kept in ((0, False), (1 << 30, True), (10, False)):
             sampler.allowance = allowance
             sample_responses(ending, PROMPTS, sampler)
@@ -228,7 +227,7 @@ def test_merged_adapters_sample_what_the_adapters_sample_and_the_weights_come_ba
     passes = []
     [layer, *_] = [each for each in model.modules() if isinstance(each, LoraLayer)]
     layer.lora_A["default"].register_forward_hook(lambda *_: passes.append(1))
-    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+    with accelerated(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         assert generation.can_be_captured(model)
         passes.clear()
         assert sample(model, PROMPTS, 3) == expected

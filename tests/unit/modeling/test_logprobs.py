@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from snakechat.modeling import acceleration, forward
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import forward, models
 from snakechat.modeling.forward import sum_of_logprobs, token_logprobs
+from snakechat.modeling.models import Acceleration, acceleration
 
 TOKENS, VOCABULARY, DIMENSIONS = 7, 11, 5
 # Tokens of a chunk of logits, and of a chunk in fp32: 3, 3 and 1, each in 2 and 1; all at once; all
@@ -21,7 +21,7 @@ SIZES = [(3, 2), (100, 100), (100, 3)]
 def chunks(request, monkeypatch):
     """Set the tokens of a chunk of logits and of a chunk in fp32."""
     sizes = (size * VOCABULARY for size in request.param)
-    monkeypatch.setattr(acceleration, "_current", chunked(*sizes))
+    monkeypatch.setattr(models, "_acceleration", chunked(*sizes))
 
 
 def chunked(logits, fp32_logits=100):
@@ -58,8 +58,8 @@ def relative_error(actual, expected):
 @pytest.fixture(params=[False, True])
 def compiled(request, chunks, monkeypatch):
     """Choose the functions that are compiled, as they are; test_attention.py compiles them."""
-    choices = replace(acceleration.current(), compile=request.param)
-    monkeypatch.setattr(acceleration, "_current", choices)
+    choices = replace(acceleration(), compile=request.param)
+    monkeypatch.setattr(models, "_acceleration", choices)
     monkeypatch.setattr(forward, "compiled", lambda function: function)
 
 
@@ -106,7 +106,7 @@ def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(by):
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
 def test_gradients_of_a_bf16_weight_are_summed_in_fp32(by, monkeypatch):
-    monkeypatch.setattr(acceleration, "_current", chunked(VOCABULARY))
+    monkeypatch.setattr(models, "_acceleration", chunked(VOCABULARY))
     hidden, weight, bias, tokens = layer(number=1, dtype=torch.bfloat16)
     single = gradients_of(by(hidden, weight, bias, tokens).sum(), weight, bias)
     # A sum in bf16 stops growing at 256 times the summand.
@@ -126,6 +126,6 @@ def test_logits_exist_for_a_chunk_of_the_tokens(by, times, monkeypatch):
         return functional.linear(hidden, weight, bias)
 
     monkeypatch.setattr(forward, "functional", SimpleNamespace(linear=linear))
-    monkeypatch.setattr(acceleration, "_current", chunked(3 * VOCABULARY + 1))
+    monkeypatch.setattr(models, "_acceleration", chunked(3 * VOCABULARY + 1))
     by(*layer()).sum().backward()
     assert sizes == [3, 3, 1] * times

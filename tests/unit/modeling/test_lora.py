@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from conftest import SEQUENCES
-from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.lora import add_lora, select_trained
+from snakechat.modeling.loading import add_lora, load_causal, load_scorer, select_trained
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.modeling.vllm_sampler import merged_weights

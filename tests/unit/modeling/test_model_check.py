@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from snakechat.modeling import acceleration, attention
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import attention, models
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.model_check import check_model
+from snakechat.modeling.models import Acceleration
 from snakechat.workflow.errors import InputError
 from support.families import LLAMA, spread
 from support.varlen import loop_over_segments
@@ -154,7 +154,7 @@ def test_a_kernel_of_16_bits_is_compared_too(scale, is_right, monkeypatch):
     monkeypatch.setattr(
         attention, "supports_varlen", lambda device, dtype, head_dim: dtype == torch.bfloat16
     )
-    monkeypatch.setattr(acceleration, "_current", Acceleration(attn_implementation="auto"))
+    monkeypatch.setattr(models, "_acceleration", Acceleration(attn_implementation="auto"))
     policy = make_policy("llama", SIZE, torch.bfloat16)
     examples = Examples(EXAMPLES.prompts, EXAMPLES.responses[0])
     with (

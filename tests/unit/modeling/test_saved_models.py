@@ -9,8 +9,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from conftest import SEQUENCES
 from snakechat.modeling import saving
-from snakechat.modeling.loading import STORED, load_causal, load_scorer, take_stored_weight
-from snakechat.modeling.lora import add_lora
+from snakechat.modeling.loading import (
+    STORED,
+    add_lora,
+    load_causal,
+    load_scorer,
+    take_stored_weight,
+)
 from snakechat.modeling.models import (
     check_sequence_length,
     make_causal,

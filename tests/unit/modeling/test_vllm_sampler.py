@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.lora import add_lora
+from snakechat.modeling.loading import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS, merged_weights
 from snakechat.training.placed_models import make_sampler
 from snakechat.workflow.processes import SERIAL
