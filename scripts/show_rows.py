@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from snakechat.pages.page import Page, Section, Tokens, write_page
-from snakechat.pages.rows import TokenizedRows, row_tables
+from snakechat.data.ragged_arrays import read_statistics
+from snakechat.pages.page import Page, Section, Tokens, row_reader, row_tables, write_page
 from snakechat.workflow.errors import InputError, one_line_errors, tool_parser
 from snakechat.workflow.manifest import MANIFEST, read_manifest
 from snakechat.workflow.printable import printable_text
@@ -40,24 +40,25 @@ def main() -> None:
     # Both are STORE/RULE/KEY.
     store = folder.resolve().parents[1]
     train_on = manifest["spec"]["settings"].get("train_on")
-    rows = TokenizedRows(
+    read_row = row_reader(
         folder, arguments.split, store / tokenizer["result"], train_on == "all_tokens"
     )
-    numbers = range(arguments.row, min(arguments.row + arguments.n, len(rows)))
+    stats = read_statistics(folder, arguments.split)
+    numbers = range(arguments.row, min(arguments.row + arguments.n, stats["rows"]))
     if not numbers:
-        parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
-    summary = f"{len(rows):,} rows" + (f"; train_on: {train_on}" if train_on else "")
+        parser.error(f"{folder} has the {arguments.split} rows 0 to {stats['rows'] - 1}")
+    summary = f"{stats['rows']:,} rows" + (f"; train_on: {train_on}" if train_on else "")
     for kind in ("truncated", "dropped"):
-        counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
+        counts = [f"{count:,} {why}" for why, count in stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
     if arguments.page:
-        section = Section(summary, tables=row_tables(rows, numbers))
+        section = Section(summary, tables=row_tables(read_row, numbers))
         write_page(arguments.page, "en", Page("Rows as they are trained", str(folder), [section]))
         return
     print(f"{arguments.split}: {summary}")
     for number in numbers:
         print(f"\nrow {number}")
-        for name, tokens in rows.row(number).items():
+        for name, tokens in read_row(number).items():
             print(f"{name}{f' ({tokens.kept})' if tokens.kept else ''}:")
             print("".join(marked(tokens, COLOURS if sys.stdout.isatty() else BRACKETS)))
 

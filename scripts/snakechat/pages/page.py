@@ -1,4 +1,4 @@
-"""Pages: remarks, sections and tables as data, and the Jinja templates that show them.
+"""Pages: remarks, sections, tables and rows by token as data, and the templates that show them.
 
 Each page is complete in one file. All values are escaped: text from models and datasets appears as
 it is and is never read as markup. Name a template by a string literal, so that code digests find
@@ -7,13 +7,16 @@ the templates that a program renders.
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
+from tokenizers import Tokenizer
 
+from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
 from snakechat.pages.metrics import (
     DIGITS,
     MAX_DIGITS,
@@ -26,11 +29,16 @@ from snakechat.pages.metrics import (
     names_of,
     translate,
 )
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 # Tones of cells, by the sign of a change: 0, 1 or -1.
 TONES = ("", "better", "worse")
+# Responses of tokenized rows.
+RESPONSES = ("chosen", "rejected")
+# The text of a token may depend on as many tokens before it: on bytes of one character, say.
+CONTEXT = 8
 
 
 class Cell(NamedTuple):
@@ -131,12 +139,12 @@ def metric_table(
 
     differences: Whether the figures are differences.
     """
-    rows: list[list[Any]] = []
-    for path in paths:
-        figures = [figure_at(path) for figure_at in columns.values()]
-        if any(figures):
-            cells = [figure and figure_cell(path, figure) for figure in figures]
-            rows.append([label_of(path), *cells])
+    found = {path: [figure_at(path) for figure_at in columns.values()] for path in paths}
+    rows = [
+        [label_of(path), *(figure and figure_cell(path, figure) for figure in figures)]
+        for path, figures in found.items()
+        if any(figures)
+    ]
     note = translate("differences_note") if differences else ""
     return Table(caption, ["", *columns], rows, note)
 
@@ -164,17 +172,88 @@ def figure_cell(path: str, figure: Figure) -> Cell:
 
 def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
     """Format a metric: fractions in percent, differences (signed) in percentage points."""
-    if is_fraction(path):
-        return format_share(value, signed)
-    return format_number(value, signed, digits)
+    is_share = is_fraction(path)
+    return format_share(value, signed) if is_share else format_number(value, signed, digits)
+
+
+# --- rows as they are trained ---------------------------------------------------------------------
+
+
+def row_reader(
+    folder: Path, split: str, tokenizer: Path, whole: bool = False
+) -> Callable[[int], dict[str, Tokens]]:
+    """Return a function of the number of a row that returns its prompt and responses, by field.
+
+    Args:
+        folder: Result of the job that tokenized the phase.
+        split: train or eval.
+        tokenizer: A folder with the tokenizer.json that the rows have their ids from.
+        whole: Whether the loss counts the tokens of prompts, too (train_on: all_tokens).
+
+    Raises:
+        InputError: A file is missing.
+    """
+    file = tokenizer / "tokenizer.json"
+    names = [name for name in RESPONSES if (folder / f"{split}.{name}.ids.npy").exists()]
+    if not file.exists() or not (folder / f"{split}.prompt.ids.npy").exists():
+        raise InputError(
+            f"{folder if file.exists() else file}: expected the {split} split of a tokenized phase"
+            " with its tokenizer, such as output/tokens/sft/NAME: build it first"
+        )
+    reader = Tokenizer.from_file(str(file))
+    fields = {name: Ragged(folder, f"{split}.{name}") for name in ("prompt", *names)}
+    # Of recipes with train_on: all_turns.
+    trained = optional_ragged(folder, f"{split}.trained")
+    lengths = whole_lengths_path(folder, split)
+    whole_lengths = np.load(lengths, mmap_mode="r") if lengths.exists() else []
+
+    def row(number: int) -> dict[str, Tokens]:
+        found = {}
+        totals = {name: of[number] for name, of in zip(names, whole_lengths, strict=False)}
+        for name, of_field in fields.items():
+            ids = of_field[number].tolist()
+            counts = [name in RESPONSES or whole] * len(ids)
+            if name == "chosen" and trained is not None:
+                counts = trained[number].astype(bool).tolist()
+            is_cut = totals.get(name, 0) > len(ids)
+            kept = translate("kept_tokens", kept=len(ids), total=totals[name]) if is_cut else ""
+            found[name] = Tokens([*_tokens(reader, ids, counts)], kept)
+        return found
+
+    return row
+
+
+def _tokens(tokenizer: Tokenizer, ids: list[int], counts: Sequence[bool]) -> Iterator[Token]:
+    """Yield the tokens of a text; tokens that end in the middle of a character are joined."""
+    added, start = tokenizer.get_added_tokens_decoder(), 0
+    for end in range(1, len(ids) + 1):
+        context, whole = (
+            tokenizer.decode(ids[max(start - CONTEXT, 0) : stop], skip_special_tokens=False)
+            for stop in (start, end)
+        )
+        text = whole[len(context) :]
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(ids):
+            is_special = ids[start] in added and added[ids[start]].special
+            yield Token(text, any(counts[start:end]), is_special)
+            start = end
+
+
+def row_tables(read_row: Callable[[int], dict[str, Tokens]], numbers: Iterable[int]) -> list[Table]:
+    """Return a table of each of some rows, with a line for its prompt and each response."""
+    note = translate("rows_note")
+    return [
+        Table(translate("row", number=number), [], [*read_row(number).items()], note)
+        for number in numbers
+    ]
+
+
+# --- files ----------------------------------------------------------------------------------------
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write the numbers of a page."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(head)
-        writer.writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
 
 
 def write_page(path: Path, language: str, page: Page) -> None:

@@ -37,12 +37,13 @@ from snakechat.pages.page import (
     Table,
     figure_cell,
     metric_table,
+    row_reader,
+    row_tables,
     table_of,
     value_table,
     write_csv,
     write_record,
 )
-from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.pages.trainings import Training, curves, points_of, read_training, run_table
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
@@ -70,18 +71,14 @@ def report(job: Job[Any]) -> Page:
     # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
     for each in (each for each in NAMES["stages"] if f"train_{each}" in inputs):
         path = job.spec["inputs"][f"train_{each}"]["path"]
-        folders = inputs[f"train_{each}"], inputs[f"evaluate_{each}"]
-        training = read_training(each, path, lineage[path], *folders)
-        tokens = json.loads((inputs[f"tokens.{each}"] / "stats.json").read_text())
-        trainings.append(training._replace(tokens=tokens))
+        folders = (inputs[name] for name in (f"train_{each}", f"evaluate_{each}", f"tokens.{each}"))
+        trainings.append(read_training(each, path, lineage[path], *folders))
     # The recipe first, then the models behind it.
     own, *others = sorted(trainings, key=lambda training: training.stage != stage)
-    responses = []
-    if stage != "reward":
-        lines = read_json_lines(inputs[f"evaluate_{stage}"] / "responses.jsonl")
-        responses = response_sections(lines, own.metrics.get("num_generations", 1))
+    evaluation = inputs[f"evaluate_{stage}"]
+    lines = read_json_lines(evaluation / "responses.jsonl") if stage != "reward" else []
     datasets = {
-        name.removeprefix("records."): json.loads((folder / "stats.json").read_text())
+        name.removeprefix("records."): json.loads((folder / "stats.json").read_text())["train"]
         for name, folder in inputs.items()
         if name.startswith("records.")
     }
@@ -97,7 +94,7 @@ def report(job: Job[Any]) -> Page:
         sections=[
             *(result_section(of.stage, of.metrics) for of in (own, *others)),
             *benchmark_sections(stage, read_benchmarks(inputs)),
-            *responses,
+            *response_sections(lines, own.metrics.get("num_generations", 1)),
             *(training_section(of, inputs) for of in trainings),
             row_section(trainings, datasets),
             job_section(lineage, runs),
@@ -108,8 +105,11 @@ def report(job: Job[Any]) -> Page:
     cost = {translate("total_time"): Cell(total_cost(runs))}
     text = HTML.get_template("report_headline.html").render(cards={**page.cards, **cost})
     (job.result / "headline.html").write_text(text, encoding="utf-8")
-    numbers = ((of.stage, *item) for of in trainings for item in numbers_of(of.metrics))
-    rows = ((stage, name, f"{value:.10g}") for stage, name, value in numbers)
+    rows = (
+        (of.stage, name, f"{value:.10g}")
+        for of in trainings
+        for name, value in numbers_of(of.metrics)
+    )
     write_csv(job.result / "metrics.csv", ("stage", "metric", "value"), rows)
     return page
 
@@ -122,7 +122,8 @@ def training_section(training: Training, folders: Mapping[str, Path]) -> Section
         translate("held_out_rows"): lambda key: points_of(steps, f"eval_{key}"),
     }
     tokens, model = (folders[f"{key}{stage}"] for key in ("tokens.", "train_"))
-    rows = TokenizedRows(tokens, "train", model, settings.get("train_on") == "all_tokens")
+    read_row = row_reader(tokens, "train", model, settings.get("train_on") == "all_tokens")
+    number = min(SHOWN_ROWS, training.tokens["train"]["rows"])
     folded = {
         # The table of software has the distributions of a command.
         translate("settings"): {k: v for k, v in settings.items() if k != "distributions"},
@@ -134,7 +135,7 @@ def training_section(training: Training, folders: Mapping[str, Path]) -> Section
         figures=curves(training.curve_labels(), lines),
         tables=[
             *([run_table(training)] if training.run else []),
-            *row_tables(rows, range(min(SHOWN_ROWS, len(rows)))),
+            *row_tables(read_row, range(number)),
         ],
         folded=[value_table(name, dict(sorted(of.items()))) for name, of in folded.items() if of],
     )
@@ -206,23 +207,32 @@ def _prompt_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 def row_section(trainings: Sequence[Training], datasets: Mapping[str, Metrics]) -> Section:
     """Return the section of the rows of each dataset and phase, and of their lengths.
 
-    datasets: stats.json of the datasets, by name.
+    datasets: Statistics of the training rows of the datasets, by name.
     """
     columns = {"mean": translate("mean"), **{f"p{n}": f"p{n}" for n in (1, 10, 50, 90, 99)}}
     columns["p100"] = translate("maximum")
-    repeated, counts, lengths = {}, {}, {}
-    for name, of in ((name, stats["train"]) for name, stats in datasets.items()):
-        share = format_share(of["repeated_prompts"] / of["rows"])
-        repeated[name] = {translate("rows"): of["rows"], translate("repeated_prompts"): share}
-    for stage, split, of in ((t.stage, *item) for t in trainings for item in t.tokens.items()):
-        counts[f"{stage}.{split}"] = {translate("rows"): of["rows"]} | {
+    repeated = {
+        name: {
+            translate("rows"): of["rows"],
+            translate("repeated_prompts"): format_share(of["repeated_prompts"] / of["rows"]),
+        }
+        for name, of in datasets.items()
+    }
+    splits = {f"{t.stage}.{split}": of for t in trainings for split, of in t.tokens.items()}
+    counts = {
+        name: {translate("rows"): of["rows"]}
+        | {
             f"{translate(kind)}: {why}": number
             for kind in ("truncated", "dropped")
             for why, number in of[kind].items()
         }
-        for what, found in of["tokens"].items():
-            values = {head: found[key] for key, head in columns.items()}
-            lengths[f"{stage}.{split}: {what}"] = values
+        for name, of in splits.items()
+    }
+    lengths = {
+        f"{name}: {what}": {head: found[key] for key, head in columns.items()}
+        for name, of in splits.items()
+        for what, found in of["tokens"].items()
+    }
     tables = [
         table_of(translate("datasets"), repeated),
         table_of(translate("phases"), counts),
@@ -251,8 +261,8 @@ def job_section(lineage: Lineage, runs: Runs) -> Section:
             **{name_of("run", key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
         }
     rows[translate("total_time")] = {name_of("run", "seconds"): total_cost(runs)}
-    table = table_of("", rows, translate("jobs_note"), translate("job"))
-    return Section(translate("jobs"), tables=[table._replace(has_texts=True)])
+    table = table_of("", rows, translate("jobs_note"), translate("job"))._replace(has_texts=True)
+    return Section(translate("jobs"), tables=[table])
 
 
 def total_cost(runs: Runs) -> str:

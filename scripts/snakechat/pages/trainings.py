@@ -98,9 +98,14 @@ class Training(NamedTuple):
 
 
 def read_training(
-    stage: str, name: str, entry: Mapping[str, Any], folder: str | Path, evaluation: str | Path
+    stage: str,
+    name: str,
+    entry: Mapping[str, Any],
+    folder: str | Path,
+    evaluation: str | Path,
+    tokens: Path | None = None,
 ) -> Training:
-    """Read a training, with its entry in the lineage, and its evaluation, from their folders.
+    """Read a training (entry: of the lineage), its evaluation and its tokens from their folders.
 
     Metrics of a reward model or DPO have `before` if it was evaluated before its training.
 
@@ -113,7 +118,8 @@ def read_training(
         evaluated = (item for item in steps[0].items() if item[0].startswith("eval_"))
         metrics["before"] = {key.removeprefix("eval_"): value for key, value in evaluated}
     run = read_run_record(folder, entry) or {}
-    return Training(stage, name, entry["settings"], entry["facts"], steps, metrics, run)
+    stats = json.loads((tokens / "stats.json").read_text()) if tokens else {}
+    return Training(stage, name, entry["settings"], entry["facts"], steps, metrics, run, stats)
 
 
 def read_log(path: Path, name: str, stage: str) -> Training:

@@ -161,7 +161,7 @@ def test_rows_are_counted_with_those_that_were_truncated_or_dropped():
     quantiles = dict.fromkeys(("p1", "p10", "p50", "p90", "p99"), 5)
     lengths = {"prompt": {"mean": 4.5, **quantiles, "p100": 9, "sum": 450}}
     train = {"rows": 100, "truncated": {"prompt": 3}, "dropped": {"empty": 2}, "tokens": lengths}
-    datasets = {"toy": {"train": {"rows": 100, "repeated_prompts": 82}}}
+    datasets = {"toy": {"rows": 100, "repeated_prompts": 82}}
     datasets, phases, tokens = row_section([trained(train=train)], datasets).tables
     assert rows_of(datasets)["toy"] == ["100", "82.0 %"]
     assert phases.head == ["", "rows", "truncated: prompt", "dropped: empty"]

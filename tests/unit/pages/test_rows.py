@@ -11,8 +11,7 @@ import draw_page
 import show_rows
 from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
 from snakechat.pages import metrics
-from snakechat.pages.page import Token, Tokens
-from snakechat.pages.rows import TokenizedRows
+from snakechat.pages.page import Token, Tokens, row_reader
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.errors import InputError
 from support.pages import texts_in
@@ -32,7 +31,7 @@ def phase(tokenizer, tmp_path):
             write_rows([row])
     lengths = [[len(ids["chosen"])], [len(ids["rejected"]) + 5]]
     save_array(whole_lengths_path(tmp_path, "train"), np.array(lengths, np.int32))
-    stats = {"train": {"truncated": {"end of response": 1}, "dropped": {}}}
+    stats = {"train": {"rows": 1, "truncated": {"end of response": 1}, "dropped": {}}}
     (tmp_path / "stats.json").write_text(json.dumps(stats))
     return tmp_path, texts, ids
 
@@ -43,7 +42,7 @@ def text_of(tokens):
 
 def test_tokens_have_the_text_of_the_row_and_say_what_counts(phase, tokenizer):
     folder, texts, ids = phase
-    row = TokenizedRows(folder, "train", folder / "model").row(0)
+    row = row_reader(folder, "train", folder / "model")(0)
     assert text_of(row["prompt"]) == texts["prompt"]
     assert text_of(row["chosen"]) == texts["chosen"] + tokenizer.eos_token
     assert not any(token.counts for token in row["prompt"].tokens)
@@ -52,12 +51,12 @@ def test_tokens_have_the_text_of_the_row_and_say_what_counts(phase, tokenizer):
     assert row["chosen"].kept == "" and row["rejected"].kept.endswith(
         f"of {len(ids['rejected']) + 5} tokens"
     )
-    whole = TokenizedRows(folder, "train", folder / "model", whole=True).row(0)
+    whole = row_reader(folder, "train", folder / "model", whole=True)(0)
     assert all(token.counts for token in whole["prompt"].tokens)
     # Turns that count are those of train_on: all_turns.
     with open_ragged(folder, "train.trained", len(tokenizer)) as write_rows:
         write_rows([[0] * (len(ids["chosen"]) - 1) + [1]])
-    row = TokenizedRows(folder, "train", folder / "model").row(0)
+    row = row_reader(folder, "train", folder / "model")(0)
     assert [token.text for token in row["chosen"].tokens if token.counts] == [tokenizer.eos_token]
 
 
@@ -81,7 +80,7 @@ def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys, tmp_pa
     assert summary in page and "<i>" not in page
     assert '<span class="token counts special">&lt;/s&gt;</span>' in page
     with pytest.raises(InputError, match="expected the eval split of a tokenized phase"):
-        TokenizedRows(folder, "eval", folder / "model")
+        row_reader(folder, "eval", folder / "model")
     # Marks do not let through control characters.
     row = Tokens([Token("\x1b[2J", True, False)])
     assert "\x1b" not in "".join(show_rows.marked(row, show_rows.BRACKETS))
