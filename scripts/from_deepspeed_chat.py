@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.loading import project_files
+from snakechat.config.loading import project_files, update
 from snakechat.workflow.errors import InputError, one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,21 @@ def main() -> None:
         for each in flag["flags"]:
             if given[each] is not None and "key" not in flag:
                 print(f"# {each}: {flag['note']['en']}")
-    if config := Recipe(stage, name, gpus_of(launcher), given).config(flags):
+    # With the preset, what DeepSpeed-Chat's code fixes.
+    recipe: dict[str, Any] = {"preset": "deepspeed_chat"} if stage in ("reward", "rlhf") else {}
+    gpus = gpus_of(launcher)
+    for flag in flags:
+        if (value := value_of(flag, given, gpus)) is not None:
+            section, (*path, key) = recipe, flag["key"].split(".")
+            for each in path:
+                section = section.setdefault(each, {})
+            section[key] = section.get(key, []) + value if isinstance(value, list) else value
+    config: dict[str, Any] = recipe.pop("config", {})
+    if stage not in PAGES:
+        name_sources(config, recipe, stage, name, given)
+        adjust(recipe, stage, gpus)
+        config[stage] = {"recipes": {name: recipe}}
+    if config:
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
 
 
@@ -80,18 +94,20 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
         prog=f"DeepSpeed-Chat's {stage}", usage=argparse.SUPPRESS, add_help=False
     )
     for flag in flags:
-        kind: str | None = flag.get("type")
-        default: Any = flag.get("default")
+        names, kind, default = flag["flags"], flag.get("type"), flag.get("default")
         if isinstance(default, dict):
             default = default[stage]
-        options: dict[str, Any] = {"type": split_weights if kind == "weights" else parse_value}
-        if kind == "switch":
-            options = {"action": "store_const", "const": flag.get("is", True)}
-        elif kind == "list":
-            options = {"nargs": "*"}
-        for number, name in enumerate(flag["flags"]):
-            options["default"] = default[number] if kind == "factor" else default
-            parser.add_argument(name, dest=name, required=flag.get("required", False), **options)
+        by_kind: dict[str, dict[str, Any]] = {
+            "switch": {"action": "store_const", "const": flag.get("is", True)},
+            "list": {"nargs": "*"},
+            "weights": {"type": split_weights},
+        }
+        options = by_kind.get(kind, {"type": parse_value}) | {
+            "required": flag.get("required", False)
+        }
+        defaults = default if kind == "factor" else [default] * len(names)
+        for name, value in zip(names, defaults, strict=True):
+            parser.add_argument(name, dest=name, default=value, **options)
     return vars(parser.parse_args(words))
 
 
@@ -108,114 +124,97 @@ def split_weights(text: str) -> dict[str, Any]:
     return dict(zip(("sft", "reward", "rlhf"), map(parse_value, text.split(",")), strict=True))
 
 
-class Recipe:
-    """The settings of a command: of a stage and the given flags, on a number of GPUs."""
+def value_of(flag: Flag, given: Mapping[str, Any], gpus: int) -> Any:
+    """Return the value of a flag's key; None without one, or without a key."""
+    needed = flag.get("with")
+    if "key" not in flag or (needed and not any(map(given.get, needed))):
+        return None
+    values = [given[name] for name in flag["flags"]]
+    if flag.get("type") == "factor":
+        return gpus * math.prod(values)
+    value = next((value for value in values if value is not None), None)
+    return flag["values"].get(value, value) if "values" in flag else value
 
-    def __init__(self, stage: str, name: str, gpus: int, given: Mapping[str, Any]) -> None:
-        self.stage, self.name, self.gpus, self.given = stage, name, gpus, given
-        # Names of the project's datasets and models by their repositories on the Hub; of several
-        # with one repository, the first.
-        self.known = {"datasets": {"local/jsonfile": "local"}, "models": dict[str, str]()}
-        for file in project_files(ROOT):
-            config = yaml.safe_load(file.read_text())
-            for section, names in self.known.items():
-                for each, entry in (config.get(section) or {}).items():
-                    names.setdefault(entry.get("hub", ""), each)
 
-    def config(self, flags: Sequence[Flag]) -> dict[str, Any]:
-        """Return the config, with new datasets and models. Prints what it makes of some values."""
-        # With the preset, what DeepSpeed-Chat's code fixes.
-        has_preset = self.stage in ("reward", "rlhf")
-        recipe: dict[str, Any] = {"preset": "deepspeed_chat"} if has_preset else {}
-        for flag in flags:
-            if (value := self.value(flag)) is not None:
-                section, (*path, key) = recipe, flag["key"].split(".")
-                for each in path:
-                    section = section.setdefault(each, {})
-                section[key] = section.get(key, []) + value if isinstance(value, list) else value
-        # The top level.
-        self.entries: dict[str, Any] = recipe.pop("config", {})
-        if self.stage not in PAGES:
-            self.adjust(recipe)
-            self.entries[self.stage] = {"recipes": {self.name: recipe}}
-        return self.entries
+def name_sources(
+    config: dict[str, Any], recipe: dict[str, Any], stage: str, name: str, given: Mapping[str, Any]
+) -> None:
+    """Replace the paths of a recipe by names of models and datasets; new ones get an entry.
 
-    def value(self, flag: Flag) -> Any:
-        """Return the value of a flag; None without one, or without a key."""
-        needed = flag.get("with")
-        if "key" not in flag or (needed and not any(map(self.given.get, needed))):
-            return None
-        values = [self.given[name] for name in flag["flags"]]
-        if flag.get("type") == "factor":
-            return self.gpus * math.prod(values)
-        value = next((value for value in values if value is not None), None)
-        return flag["values"].get(value, value) if "values" in flag else value
+    Prints which paths are results of earlier stages.
+    """
+    project: dict[str, Any] = {}
+    for file in project_files(ROOT):
+        update(project, yaml.safe_load(file.read_text()))
+    # Names of the project by repositories on the Hub; of several with one, the first.
+    datasets, models = (
+        {entry.get("hub"): each for each, entry in reversed(project[section].items())}
+        for section in ("datasets", "models")
+    )
+    datasets["local/jsonfile"] = "local"
 
-    def adjust(self, recipe: dict[str, Any]) -> None:
-        """Change settings that depend on each other, and the names of models and datasets."""
-        if recipe.get("train_base") == "none":
-            # Only the adapters are trained.
-            rate = "actor_learning_rate" if self.stage == "rlhf" else "learning_rate"
-            recipe[rate] = recipe.pop("lora_learning_rate")
-        for key in ("model", "actor", "reward"):
-            if key in recipe:
-                recipe[key] = self.model(recipe[key], "reward" if key == "reward" else "sft")
-        recipe["datasets"] = [self.dataset(path, format="instruct") for path in recipe["datasets"]]
-        if "ptx" in recipe:
-            named = {"name": self.given.get("--unsupervised_dataset_config_name")}
-            texts = self.dataset(recipe["ptx"], format="text", split=["sft"], **named)
-            length = recipe["max_prompt_length"] + recipe["max_response_length"]
-            ptx = {"datasets": [texts], "train_on": "all_tokens", "max_length": length}
-            recipe["ptx"] = f"{self.name}-ptx"
-            self.entries["sft"] = {"recipes": {recipe["ptx"]: ptx}}
-        placement = recipe.pop("placement", {})
-        if "offload" in placement:
-            stage = placement.get("zero_stage", 0)
-            placement["offload"] = "parameters" if stage == 3 else "optimizer" if stage else "none"
-        if self.gpus > 1:
-            nodes = math.ceil(self.gpus / 8)
-            placement["deployment"] = "single_node" if nodes == 1 else "multi_node"
-            placement |= {"nodes": nodes, "gpus_per_node": self.gpus // nodes}
-        elif placement:
-            placement["deployment"] = "single_gpu"
-        if placement:
-            recipe["placement"] = placement
-
-    def model(self, path: str, section: str) -> str:
-        """Return the reference to a model: a base model, or a result of `section`.
-
-        The command of a later stage names the folder of an earlier one, which is a recipe here. A
-        new base model gets an entry of `models`.
-        """
-        is_base, name = self.stage in ("sft", "reward"), self.known["models"].get(path)
-        if name:
-            return name if is_base else f"models/{name}"
-        if is_base:
-            self.entries["models"] = {Path(path).name: source_of(path)}
-            return Path(path).name
-        print(f"# {path}: {section}/{self.name} stands for it")
-        return f"{section}/{self.name}"
-
-    def dataset(self, path: str, **form: Any) -> str:
-        """Return the name of a dataset; one that is new, or for SFT alone, gets an entry.
-
-        form: Keys of a new one, apart from its source.
-        """
-        of_sft = path in (self.given.get("--sft_only_data_path") or ())
-        entry: dict[str, Any] = {"split": ["sft"]} if of_sft else {}
-        name = self.known["datasets"].get(path)
-        if not name:
-            name = path.rstrip("/").replace("/", "-").lstrip(".-")
-            entry = source_of(path) | {key: value for key, value in form.items() if value} | entry
+    def dataset(path: str, form: dict[str, Any], more: dict[str, Any]) -> str:
+        """Return the name of a dataset. A new one gets an entry, which has also its form."""
+        each = datasets.get(path) or path.rstrip("/").replace("/", "-").lstrip(".-")
+        given_form = {key: value for key, value in form.items() if value}
+        entry = more if path in datasets else source_of(path) | given_form | more
         if entry:
-            self.entries.setdefault("datasets", {})[name] = entry
-        return name
+            config.setdefault("datasets", {})[each] = entry
+        return each
+
+    for key in ("model", "actor", "reward"):
+        if (path := recipe.get(key)) is None:
+            continue
+        known = models.get(path)
+        if stage in ("sft", "reward"):
+            recipe[key] = known or Path(path).name
+            if not known:
+                config["models"] = {recipe[key]: source_of(path)}
+        elif known:
+            recipe[key] = f"models/{known}"
+        else:
+            # The command of a later stage names the folder of an earlier one, a recipe here.
+            recipe[key] = f"{'reward' if key == 'reward' else 'sft'}/{name}"
+            print(f"# {path}: {recipe[key]} stands for it")
+    of_sft = given.get("--sft_only_data_path") or ()
+    recipe["datasets"] = [
+        dataset(path, {"format": "instruct"}, {"split": ["sft"]} if path in of_sft else {})
+        for path in recipe["datasets"]
+    ]
+    if "ptx" in recipe:
+        config_name = given.get("--unsupervised_dataset_config_name")
+        form = {"format": "text", "split": ["sft"], "name": config_name}
+        length = recipe["max_prompt_length"] + recipe["max_response_length"]
+        texts = dataset(recipe["ptx"], form, {})
+        ptx = {"datasets": [texts], "train_on": "all_tokens", "max_length": length}
+        recipe["ptx"] = f"{name}-ptx"
+        config["sft"] = {"recipes": {recipe["ptx"]: ptx}}
 
 
 def source_of(path: str) -> dict[str, str]:
     """Return the source of an entry: a path, or a name on the Hub."""
     is_path = path[0] in "./~" or path.count("/") > 1 or Path(path).exists()
     return {"path": path} if is_path else {"hub": path, "revision": "main"}
+
+
+def adjust(recipe: dict[str, Any], stage: str, gpus: int) -> None:
+    """Change settings that depend on each other."""
+    if recipe.get("train_base") == "none":
+        # Only the adapters are trained.
+        rate = "actor_learning_rate" if stage == "rlhf" else "learning_rate"
+        recipe[rate] = recipe.pop("lora_learning_rate")
+    placement = recipe.pop("placement", {})
+    if "offload" in placement:
+        by_stage = {0: "none", 3: "parameters"}
+        placement["offload"] = by_stage.get(placement.get("zero_stage", 0), "optimizer")
+    if gpus > 1:
+        nodes = math.ceil(gpus / 8)
+        placement["deployment"] = "single_node" if nodes == 1 else "multi_node"
+        placement |= {"nodes": nodes, "gpus_per_node": gpus // nodes}
+    elif placement:
+        placement["deployment"] = "single_gpu"
+    if placement:
+        recipe["placement"] = placement
 
 
 if __name__ == "__main__":
