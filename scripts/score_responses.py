@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import nullcontext
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
@@ -19,7 +20,7 @@ from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.dialogues import SPLITS
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import SCORED, PromptTexts, ScoredPrompt, scored_table
+from snakechat.data.records import SCORED, PromptTexts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.errors import in_batches
@@ -65,11 +66,10 @@ def main(job: Job[GenerationSettings]) -> None:
                 if file:
                     # They have all first responses first.
                     columns = rollouts.response_texts(), rollouts.ended.tolist(), sums
-                    scored = [
-                        ScoredPrompt(turns, *(list(each[row :: len(rows)]) for each in columns))
-                        for row, turns in enumerate(texts.turns(rows))
+                    cells = [
+                        [each[row :: len(rows)] for row in range(len(rows))] for each in columns
                     ]
-                    file.write_table(scored_table(scored))
+                    file.write_table(pa.table([texts.turns(rows), *cells], SCORED))
         if rank() == 0:
             print(f"{split}: {len(prompts):,} prompts, mean score {np.nanmean(all_scores):.3f}")
             if judges:

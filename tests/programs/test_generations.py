@@ -6,7 +6,7 @@ import torch
 import generate_responses
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import read_records, read_scored_responses, read_texts
+from snakechat.data.records import SCORED, read_record_batches, read_records, read_texts
 from snakechat.modeling.loading import load_scorer
 from support.stages import stages_of_small_model, toy_rows
 
@@ -68,26 +68,28 @@ def test_an_interrupted_run_continues_with_the_same_responses(stages, monkeypatc
 
 def test_scores_are_the_weighted_sum_of_models_and_functions(stages, tokenizer):
     responses = responses_of(stages.result("generate_responses", "mine"))
-    rows = list(read_scored_responses(stages.result("score_responses", "mine") / "train.parquet"))
+    path = stages.result("score_responses", "mine") / "train.parquet"
+    [batch] = read_record_batches(path, columns=SCORED.names)
     prompts = [prompt for prompt, *_ in read_records(stages.folder / "records/train.parquet")]
-    assert [row.prompt for row in rows] == prompts
+    assert batch["prompt"] == prompts
     tokens = Ragged(stages.result("tokenize_generations", "mine"), "train.prompt")
     reward = load_scorer(stages.result("train_reward", "tiny"), "fp32", tokenizer)
-    for number, row in enumerate(rows):
+    rows = list(zip(*batch.values(), strict=True))
+    for number, (_, _, ended, of_responses) in enumerate(rows):
         ids = responses[8 * number : 8 * (number + 1)]
-        assert row.ended == [response[-1] == tokenizer.eos_token_id for response in ids]
+        assert ended == [response[-1] == tokenizer.eos_token_id for response in ids]
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         # One response at a time, by the class of transformers alone.
-        for response, text, score in zip(ids, texts, row.scores, strict=True):
+        for response, text, score in zip(ids, texts, of_responses, strict=True):
             sequence = torch.tensor([[*tokens[number].tolist(), *response]])
             with torch.no_grad():
                 hidden = reward.base_model(sequence).last_hidden_state[0, -1]
             expected = 0.5 * reward.score(hidden).item() + 2 * (len(text.strip()) >= 12)
             assert score == pytest.approx(expected, abs=1e-4)
     scores = {
-        (render_prompt(row.prompt), text.strip()): score
-        for row in rows
-        for text, score in zip(row.responses, row.scores, strict=True)
+        (render_prompt(prompt), text.strip()): score
+        for prompt, responses, _, of_responses in rows
+        for text, score in zip(responses, of_responses, strict=True)
     }
     pairs = list(read_texts(stages.result("select_responses", "pairs") / "train.parquet"))
     assert pairs

@@ -9,7 +9,8 @@ need not fit into memory.
 The prompts of RLHF are also kept as text, for reward functions and for reward models with another
 tokenizer: SPLIT.texts.parquet has a row for each row of the ragged array of prompts, with `prompt`,
 its turns, and kept_NAME for each column that a dataset of the blend keeps; null where a dataset
-does not have the column. Scored responses of a model (SPLIT.parquet) have the columns of SCORED.
+does not have the column. Scored responses of a model (SPLIT.parquet) have the columns of SCORED; a
+score is NaN where nothing scores a response.
 """
 
 import json
@@ -22,7 +23,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,11 +60,9 @@ Batch = dict[str, list[Any]]
 
 def record_digest(texts: Texts) -> bytes:
     """Return the digest (16 bytes) of the texts of a record; a missing text differs from ""."""
-    hashed = blake2b(digest_size=16)
-    for text in texts:
-        data = b"" if text is None else text.encode()
-        hashed.update(b"%d:" % (-1 if text is None else len(data)) + data)
-    return hashed.digest()
+    encoded = [text if text is None else text.encode() for text in texts]
+    parts = (b"-1:" if data is None else b"%d:%b" % (len(data), data) for data in encoded)
+    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def write_split(
@@ -207,32 +206,6 @@ class PromptTexts:
         return cells
 
 
-class ScoredPrompt(NamedTuple):
-    """The turns of a prompt, its responses, whether each of them ended, and their scores.
-
-    A score is NaN where nothing scores a response.
-    """
-
-    prompt: list[Turn]
-    responses: list[str]
-    ended: list[bool]
-    scores: list[float]
-
-
-def scored_table(prompts: Sequence[ScoredPrompt]) -> pa.Table:
-    """Return prompts as rows of a file."""
-    return pa.Table.from_pylist([prompt._asdict() for prompt in prompts], SCORED)
-
-
-def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:
-    """Yield the prompts of a file in their order."""
-    with pq.ParquetFile(path) as file:
-        # A batch of iter_batches would join many row groups.
-        for group in range(file.num_row_groups):
-            for row in file.read_row_group(group).to_pylist():
-                yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
-
-
 def fingerprint(text: str) -> int:
     """Return a 64-bit hash of a text without the whitespace around it."""
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest())
@@ -354,5 +327,4 @@ def removed_rows(
 
 def dataset_name(job: Job[Any], records: str = "records") -> str:
     """Return the name of a dataset, for people: it does not determine the result."""
-    name: str = job.spec["inputs"][records]["name"]
-    return name
+    return str(job.spec["inputs"][records]["name"])
