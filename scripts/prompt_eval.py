@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from snakechat.data.encoder import Encoder
-from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.yaml_files import read_prompts
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.held_out_rows import Response, respond
 from snakechat.modeling.batching import prompt_examples

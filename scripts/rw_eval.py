@@ -13,8 +13,8 @@ import torch
 from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.prompt_sets import PAIR_KEYS, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.yaml_files import PAIR_KEYS, read_prompts
 from snakechat.evaluation.held_out_rows import (
     held_out_pair_metrics,
     metrics_by_dataset,

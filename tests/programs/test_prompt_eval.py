@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification
 import prompt_eval
 import rw_eval
 from conftest import INIT, ROOT
-from snakechat.data.prompt_sets import PAIR_KEYS, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.data.yaml_files import PAIR_KEYS, read_prompts
 from snakechat.evaluation import held_out_rows
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal

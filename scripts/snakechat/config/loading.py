@@ -21,8 +21,8 @@ from snakechat.config.references import MESSAGES, Reference, input_names, weight
 from snakechat.config.sections import RecipePlacement, Sections
 from snakechat.config.settings import has_reference_point
 from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns
-from snakechat.data.limited_yaml import root_node
 from snakechat.data.model_files import model_problem, read_model_config
+from snakechat.data.yaml_files import root_node
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.commands import command_words, names_in
 

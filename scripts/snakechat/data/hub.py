@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import yaml
 
-from snakechat.data.limited_yaml import load_yaml
 from snakechat.data.model_files import CARD
+from snakechat.data.yaml_files import load_yaml
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import write_atomically
 

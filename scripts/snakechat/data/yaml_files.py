@@ -1,4 +1,4 @@
-"""YAML whose values can be constructed in time and in memory.
+"""YAML of others, whose values can be constructed in time and in memory; prompt sets.
 
 A short text may stand for billions of values, or for a number of a megabyte. Aliases (`*name`) and
 merges (`<<: *name`) repeat values, each level of them as often as the text says; a number in base
@@ -6,16 +6,23 @@ merges (`<<: *name`) repeat values, each level of them as often as the text says
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from snakechat.workflow.errors import InputError
 
 # Digits of numbers: of longer integers, arbitrarily many have the same hash.
 MAX_DIGITS = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 1000}
 # Values that aliases and merges may add to the text's own.
 MAX_REPEATED = 100_000
 MAX_DEPTH = 100
+
+# Keys of an entry of prompts/pairs.
+PAIR_KEYS = ("prompt", "chosen", "rejected")
 
 
 def load_yaml(text: str) -> Any:
@@ -68,3 +75,36 @@ def _count(node: yaml.Node, counts: dict[yaml.Node, float], limit: int) -> float
             " itself: remove some"
         )
     return counts[node]
+
+
+def read_prompts(
+    prompt_sets: Iterable[str], folder: Path, keys: Sequence[str] = ("prompt",)
+) -> list[tuple[str, dict[str, str]]]:
+    """Return (set, text by key) of each entry of some sets; a prompt alone has the key `prompt`.
+
+    Args:
+        prompt_sets: Names of files in the folder.
+        folder: prompts/ with lists of prompts, or prompts/pairs/ with lists of prompts that have a
+            chosen and a rejected response each.
+        keys: Keys of an entry.
+
+    Raises:
+        InputError: A file has an invalid entry.
+    """
+    entries = []
+    for name in prompt_sets:
+        path = folder / f"{name}.yaml"
+        try:
+            content = load_yaml(path.read_text(encoding="utf-8")) or [None]
+        except (yaml.YAMLError, ValueError) as error:
+            raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        for number, entry in enumerate(content if isinstance(content, list) else [content], 1):
+            texts = entry if isinstance(entry, dict) else {"prompt": entry}
+            stripped = [text.strip() for text in texts.values() if isinstance(text, str)]
+            if texts.keys() != set(keys) or not all(stripped) or len(stripped) < len(keys):
+                raise InputError(
+                    f"{path}, entry {number}: expected texts in quotes ({', '.join(keys)}), found"
+                    f" {entry!r}"
+                )
+            entries.append((name, {key: texts[key].strip() for key in keys}))
+    return entries
