@@ -94,7 +94,8 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
         prog=f"DeepSpeed-Chat's {stage}", usage=argparse.SUPPRESS, add_help=False
     )
     for flag in flags:
-        names, kind, default = flag["flags"], flag.get("type"), flag.get("default")
+        names, kind = flag["flags"], flag.get("type", "value")
+        default: Any = flag.get("default")
         if isinstance(default, dict):
             default = default[stage]
         by_kind: dict[str, dict[str, Any]] = {

@@ -202,8 +202,7 @@ class PromptTexts:
         }
 
     def _cells(self, name: str, rows: Sequence[int] | np.ndarray) -> list[Any]:
-        cells: list[Any] = self.table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
-        return cells
+        return self.table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
 
 
 def fingerprint(text: str) -> int:
@@ -327,4 +326,4 @@ def removed_rows(
 
 def dataset_name(job: Job[Any], records: str = "records") -> str:
     """Return the name of a dataset, for people: it does not determine the result."""
-    return str(job.spec["inputs"][records]["name"])
+    return job.spec["inputs"][records]["name"]

@@ -6,16 +6,11 @@ array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates. 
 are not UTF-8 are kept as surrogates, so that only their row is a bad one.
 """
 
-import bz2
-import codecs
 import csv
-import gzip
 import io
 import json
 import lzma
 import re
-import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -41,7 +36,9 @@ ROWS_AT_A_TIME = 64
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 # The start of an Arrow file, which has its batches at positions.
 ARROW_FILE = b"ARROW1"
-BOM = b"\xef\xbb\xbf"
+BOM, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+# Text of a file of bytes.
+TEXT = partial(io.TextIOWrapper, encoding="utf-8-sig", errors="surrogateescape", newline="")
 # Characters of an array that are read at once.
 CHUNK = 4 << 20
 # Characters of an item of an array, of which each chunk decodes a long one from its start again,
@@ -51,17 +48,19 @@ SPACE = " \t\n\r"
 # What follows an item of an array.
 SEPARATOR = re.compile(rf"[{SPACE}]*([\],])[{SPACE}]*")
 # The first bytes of compressed files. Names do not decide: browsers decompress what they download.
-COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"\x28\xb5\x2f\xfd": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"),
-    b"\x04\x22\x4d\x18": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "lz4"),
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
 }
 # What the readers raise for a file that does not have the format of its name; UnicodeDecodeError is
 # a ValueError.
-DAMAGES: tuple[type[Exception], ...] = (pa.ArrowException, csv.Error, lzma.LZMAError, zlib.error)
-DAMAGES += (EOFError, OSError, ValueError, RecursionError)
+DAMAGES = (
+    *(pa.ArrowException, csv.Error, lzma.LZMAError),
+    *(EOFError, OSError, ValueError, RecursionError),
+)
 
 
 def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
@@ -152,8 +151,7 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     """Raise InputError if a file has two columns of a name: a row would keep one of them."""
-    twice = [name for name, number in Counter(names).items() if number > 1]
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{path}: column {twice[0]} occurs twice: rename one of them")
 
 
@@ -163,8 +161,7 @@ def _rows_of(batches: Iterable[Any]) -> Rows:
 
 def _rows_of_batch(batch: Any) -> list[Any]:
     try:
-        rows: list[Any] = batch.to_pylist()
-        return rows
+        return batch.to_pylist()
     # Overflow: of dates outside Python's range.
     except (ValueError, OverflowError) as error:
         if batch.num_rows > 1:
@@ -184,18 +181,15 @@ def _open_bytes(path: Path) -> io.BufferedReader:
     """Open a file that may be compressed, whatever its name says."""
     with path.open("rb") as plain:
         start = plain.read(6)
-    for magic, opener in COMPRESSIONS.items():
+    for magic, codec in COMPRESSIONS.items():
         if start.startswith(magic):
+            opener = lzma.open if codec == "xz" else partial(pa.input_stream, compression=codec)
             return io.BufferedReader(opener(path))
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if start.startswith(UTF16):
         raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
     if b"\0" in start and kind_of(path.stem):
         raise ValueError("expected a compressed file")
     return path.open("rb")
-
-
-def _text_of(file: BinaryIO) -> TextIO:
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _rows_of_lines(file: BinaryIO) -> Rows:
@@ -221,12 +215,10 @@ def _read_json(path: Path, _: Collection[str] | None, only_lines: bool = False) 
     """
     with _open_bytes(path) as file:
         is_array = not only_lines and file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
-        rows = enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
-        is_first = not only_lines
-        for number, row in rows:
-            if is_first and str(row).startswith("invalid JSON: E"):
+        rows = enumerate(_items(TEXT(file)), start=1) if is_array else _rows_of_lines(file)
+        for index, (number, row) in enumerate(rows):
+            if not (index or only_lines) and str(row).startswith("invalid JSON: E"):
                 raise InputError(f"{path}: expected an array of objects or one object per line")
-            is_first = False
             yield number, row
 
 
@@ -267,7 +259,7 @@ def _items(file: TextIO) -> Iterator[Any]:
 def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",") -> Rows:
     """Read rows with the columns of the header; misplaced quotation marks are errors."""
     csv.field_size_limit(MAX_CELL)
-    with _open_bytes(path) as data, _text_of(data) as file:
+    with _open_bytes(path) as data, TEXT(data) as file:
         reader = csv.reader(file, strict=True, delimiter=delimiter)
         names = next(reader, [])
         _check_names(path, [name for name in names if name in (columns or ())])
