@@ -100,8 +100,8 @@ def acceptable_changes(
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
     """Add a copy of a result to the store that counts for a job's spec, and record that."""
     spec, date = without_names(job.spec), datetime.datetime.now(datetime.UTC).date().isoformat()
-    specs = {"from": digest(manifest["spec"]), "to": digest(spec)}
-    entry = {"because": reason, "date": date, "changes": changes, **specs}
+    entry = {"because": reason, "date": date, "changes": changes}
+    entry |= {"from": digest(manifest["spec"]), "to": digest(spec)}
     accepted = {**manifest, "spec": spec, "accepted": [*manifest.get("accepted", ()), entry]}
     folder = Path(job.options.stores[0], result_id(accepted))
     with locked(folder):
@@ -109,8 +109,13 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         unfinished = work_path(folder, "result")
         make_folders(unfinished)
         ignored = shutil.ignore_patterns(*UNLISTED_FILES - {RUN_RECORD})
-        source = linked_folder(job.spec["path"])
-        shutil.copytree(source, unfinished, False, ignored, link_or_copy, dirs_exist_ok=True)
+        shutil.copytree(
+            linked_folder(job.spec["path"]),
+            unfinished,
+            ignore=ignored,
+            copy_function=link_or_copy,
+            dirs_exist_ok=True,
+        )
         write_atomically(unfinished / MANIFEST, sealed_json(accepted))
         publish(folder)
         link_result(job.spec["path"], folder)

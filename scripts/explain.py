@@ -18,20 +18,18 @@ from snakechat.workflow.errors import one_line_errors
 
 @one_line_errors()
 def main() -> None:
-    parser = plan_parser(__doc__)
-    plan = plan_build(parser.parse_known_args()[1])
+    plan = plan_build(plan_parser(__doc__).parse_known_args()[1])
     if not plan.stale:
         verb = "is" if len(plan.targets) == 1 else "are"
         print(f"{', '.join(plan.targets) or 'all results'} {verb} up to date")
-    jobs = plan.stale.values()
     groups: dict[tuple[str, ...], list[PlannedJob]] = {}
-    for job in jobs:
+    for job in plan.stale.values():
         causes = tuple(causes_of(job.spec, plan.configfiles, plan.stale))
         # Jobs that are stale because of upstream jobs alone are listed with those.
         if causes:
             groups.setdefault(causes, []).append(job)
     for causes, roots in groups.items():
-        print_group(causes, roots, jobs)
+        print_group(causes, roots, plan.stale.values())
 
 
 def print_group(

@@ -118,9 +118,8 @@ def phase_rows(dataset: str, folder: Path, rows: Sequence[Row]) -> Iterator[Row]
     """Yield the rows that a split has in each phase."""
     for path in folder.glob("*.npy"):
         numbers, split = set(np.load(path).tolist()), path.stem.rpartition(".")[2]
-        for row in rows:
-            if split in row.split and row.number - 1 in numbers:
-                yield row._replace(split=f"{dataset} {path.stem}")
+        in_phase = (row for row in rows if split in row.split and row.number - 1 in numbers)
+        yield from (row._replace(split=f"{dataset} {path.stem}") for row in in_phase)
 
 
 def usage_of(manifest: Manifest, rows: Mapping[str, Sequence[Row]]) -> tuple[set[Row], set[str]]:

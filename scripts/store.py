@@ -17,7 +17,7 @@ unless --interrupted is given.
 import datetime
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from snakechat.workflow.manifest import (
     read_run_record,
 )
 from snakechat.workflow.store import (
+    KEY,
     AlreadyLocked,
     delete_work,
     format_size,
@@ -107,9 +108,8 @@ class Entry(NamedTuple):
         return started.timestamp() + record["seconds"], record["host"]
 
 
-def examine(folders: Iterable[Path], is_finished: bool = True) -> list[Entry]:
-    """Return the results in folders of a store, or what jobs make or left of them."""
-    entries = []
+def examine(folders: Iterable[Path], is_finished: bool = True) -> Iterator[Entry]:
+    """Yield the results in folders of a store, or what jobs make or left of them."""
     for folder in folders:
         place = folder if is_finished else work_path(folder)
         # Another process may remove it, on another machine too (ESTALE).
@@ -117,8 +117,7 @@ def examine(folders: Iterable[Path], is_finished: bool = True) -> list[Entry]:
             # A job that runs changes what is in its folder.
             places = [place] if is_finished else [place, *place.iterdir()]
             used = max(path.stat().st_mtime for path in places)
-            entries.append(Entry(folder, is_finished, size_of(place), used))
-    return entries
+            yield Entry(folder, is_finished, size_of(place), used)
 
 
 def total_of(entries: Iterable[Entry]) -> str:
@@ -138,7 +137,7 @@ def list_results(store: Path) -> None:
     """Print a line for each result with the number of its versions."""
     names = named_versions(Path("output"))
     versions: dict[str, list[Entry]] = {}
-    entries = examine(stored_folders(store))
+    entries = [*examine(stored_folders(store))]
     for entry in entries:
         # A result without a name belongs to another output folder.
         for path in names.get(entry.folder.resolve(), [entry.id]):
@@ -163,8 +162,8 @@ def list_versions(target: str) -> None:
         print(f"{format_time(made)}  {format_size(entry.num_bytes):>12}  {host}{mark}")
         print(f"  {os.path.relpath(entry.folder)}")
         if number:
-            versions = (entries[number - 1], entry)
-            old, new = (read_manifest(each.folder / MANIFEST) for each in versions)
+            before = entries[number - 1].folder
+            old, new = (read_manifest(each / MANIFEST) for each in (before, entry.folder))
             if old is None or new is None:
                 print("    a manifest cannot be read")
                 continue
@@ -208,7 +207,7 @@ def collect(
     interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
     """
     names, keys = named_versions(Path("output")), set(needed)
-    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
+    unfinished = [*examine(stored_folders(store, is_finished=False), is_finished=False)]
     entries = [*examine(stored_folders(store)), *unfinished]
     # A job may wait in the queue of a cluster to go on from its checkpoints.
     kept = [
@@ -218,8 +217,7 @@ def collect(
     ]
     for entry in kept:
         with suppress(FileNotFoundError):
-            inputs = work_path(entry.folder, "inputs").read_text().split()
-            keys |= {result.rpartition("/")[2] for result in inputs}
+            keys |= {*KEY.findall(work_path(entry.folder, "inputs").read_text())}
     removed, num_bytes = [], sum(entry.num_bytes for entry in entries)
     for entry in sorted(entries, key=lambda entry: (entry.used, entry.folder)):
         is_needed = entry.folder.name in keys if entry.is_finished else entry in kept
@@ -251,14 +249,12 @@ def _delete(entry: Entry, started: float) -> bool:
         if not entry.is_finished:
             with locked(folder):
                 delete_work(folder)
-            return True
-        if folder.stat().st_mtime < started:
+        elif folder.stat().st_mtime < started:
             # A job of this result makes this folder first: then this fails. No lock, which a full
             # disk has no space for.
             os.rename(folder, work_path(folder))
             delete_work(folder)
-            return True
-    return False
+    return not (folder if entry.is_finished else work_path(folder)).exists()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
-from snakechat.workflow.code_digests import Snapshot, build_path, write_build
+from snakechat.workflow.code_digests import Snapshot, build_path
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
 from snakechat.workflow.links import (
@@ -334,8 +334,7 @@ class RuleFunctions:
             check_limits(mode)
             check_gpus("/".join(job.recipe) for job in jobs if job.placement.gpus_per_node)
         forced = [job.path for job in jobs if self._is_forced(job)]
-        self.snapshot.write()
-        write_build(self._build, forced)
+        self.snapshot.write(self._build, forced)
         for job in jobs:
             job.write_spec()
             check_link(Path(job.path))

@@ -6,9 +6,9 @@ also in a function or in a branch that may never run. What no statement imports,
 to a job (scripts/confined.py). A module that can read its own source counts byte for byte.
 
 output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
-sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
-output/code/DIGEST.json says with what Snakemake plans again in each job of a cluster, and which
-results the user forces. Both are written when the jobs start, so that a dry run writes nothing.
+sources while a build runs changes none of its jobs, and bytecode always belongs to its source. A
+file in it says with what Snakemake plans again in each job of a cluster, and which results the user
+forces. Both are written when the jobs start, so that a dry run writes nothing.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -53,8 +53,8 @@ SOURCE_READERS = {
 DATA_FOLDERS = ("templates", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
-# The path of a hidden file, of one in a folder of bytecode, or of one in no such folder.
-NOT_DATA = re.compile(r"/(/|\.|__pycache__)")
+# The path of a hidden file, as editors write, of one in a folder of bytecode, or of one outside.
+NO_SOURCE = re.compile(r"/(/|\.|__pycache__)")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -160,9 +160,11 @@ class Modules:
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
         files = frozenset(data).union(self.imported_by(started, vllm))
         # Those in rewards/ are beside scripts/.
-        names = {path: os.path.relpath(path, self.scripts).removeprefix("../") for path in digests}
-        counted = {names[path]: digests[path] for path in sorted(names, key=names.__getitem__)}
-        return Code(counted, libraries, files)
+        by_name = {
+            os.path.relpath(path, self.scripts).removeprefix("../"): sha256
+            for path, sha256 in digests.items()
+        }
+        return Code(dict(sorted(by_name.items())), libraries, files)
 
     def imported_by(
         self, paths: Iterable[Path], without: Iterable[str] = (VLLM,)
@@ -201,9 +203,8 @@ class Modules:
             else:
                 libraries.add(names[0])
                 continue
-            files = [self._find(folder, *names)]
-            if attribute:
-                files.append(self._find(folder, *names, attribute))
+            # The attribute may be a module, too. Without one, both are the same.
+            files = self._find(folder, *names), self._find(folder, *names, attribute)
             # Reading one that does not exist is an error.
             missing = [folder.joinpath(*names).with_suffix(".py")] if names else []
             imports += [file for file in files if file] or missing
@@ -213,18 +214,18 @@ class Modules:
 
     def _data_files(self, modules: Mapping[Path, Module]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
-        folders = {path.parent / name for path in modules for name in DATA_FOLDERS}
+        possible = {path.parent / name for path in modules for name in DATA_FOLDERS}
+        folders = [*filter(Path.is_dir, possible)]
         if any(map(self._is_reward, modules)):
-            folders.add(self.rewards)
-        existing = [folder for folder in folders if folder.is_dir()]
+            folders.append(self.rewards)
         found: set[Path] = set()
         pending = [name for module in modules.values() for name in module.strings]
         while pending:
             name = pending.pop()
-            # Snapshots have neither hidden files nor bytecode; modules count if imported.
-            if name.endswith(".py") or NOT_DATA.search(f"/{name}"):
+            # Modules count if they are imported.
+            if name.endswith(".py") or NO_SOURCE.search(f"/{name}"):
                 continue
-            for path in (folder / name for folder in existing):
+            for path in (folder / name for folder in folders):
                 if path not in found and os.path.isfile(path):
                     found.add(path)
                     if not self._is_reward(path):
@@ -247,7 +248,6 @@ class Modules:
 SNAPSHOTS = Path("output/code")
 # What jobs run, and plan with on a cluster, below the folder of the Snakefile.
 SOURCES = ("envs", "rewards", "rules", "scripts")
-LOCKS = "requirements*.txt"
 # Snapshots that no build has used for so long are deleted. Jobs may still be in a cluster's queue.
 MAX_AGE_SECONDS = 7 * 24 * 3600
 
@@ -256,15 +256,19 @@ class Snapshot:
     """The sources in a folder (root) at one moment, and the folder that they are copied to."""
 
     def __init__(self, root: Path) -> None:
-        self.files, sha = _source_files(root), hashlib.sha256()
-        for name, content in self.files.items():
-            sha.update(f"{name}\0{len(content)}\0".encode() + content)
-        self.folder = SNAPSHOTS / sha.hexdigest()[:16]
+        self.files = _source_files(root)
+        digests = {name: hashlib.sha256(each).hexdigest() for name, each in self.files.items()}
+        self.folder = SNAPSHOTS / digest(digests)[:16]
 
-    def write(self) -> None:
+    def write(self, build: Mapping[str, Any], forced: Iterable[str]) -> None:
         """Copy the sources, unless the copy exists, and delete what no build has used for a week.
 
         A copy that was edited or damaged is replaced.
+
+        Args:
+            build: What the jobs of a build plan with: the folder of the snapshot (sources), the
+                config as Snakemake read it (config), and what --config set (command_line).
+            forced: The results that the user forces.
         """
         SNAPSHOTS.mkdir(parents=True, exist_ok=True)
         if _source_files(self.folder) != self.files:
@@ -277,40 +281,28 @@ class Snapshot:
                 # It fails if another process has taken the same snapshot.
                 with suppress(OSError):
                     os.rename(copy, self.folder)
-        os.utime(self.folder)
+        # The folder has the time of its last use by this.
+        text = canonical_json({**build, "forced": [*forced]})
+        write_atomically(build_path(build), text, durable=False)
         oldest = time.time() - MAX_AGE_SECONDS
         for path in SNAPSHOTS.iterdir():
-            # Planning in another process may rename or delete a file at this moment.
+            # Planning in another process may rename or delete one at this moment.
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
-                    remove = shutil.rmtree if path.is_dir() else os.unlink
-                    remove(path)
+                    shutil.rmtree(path)
 
 
 def _source_files(root: Path) -> dict[str, bytes]:
-    # Hidden files, which editors write, and bytecode are not sources.
-    paths = list(root.glob(LOCKS))
-    for name in SOURCES:
-        for parent, folders, files in os.walk(root / name):
-            folders[:] = [inner for inner in folders if not inner.startswith((".", "__pycache__"))]
-            paths += [Path(parent, file) for file in files if not file.startswith(".")]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
+    patterns = ("requirements*.txt", *(f"{name}/**/*" for name in SOURCES))
+    paths = (path for pattern in patterns for path in root.glob(pattern) if path.is_file())
+    names = (path.relative_to(root).as_posix() for path in paths)
+    return {name: (root / name).read_bytes() for name in names if not NO_SOURCE.search(f"/{name}")}
 
 
 def build_path(build: Mapping[str, Any]) -> Path:
-    """Return the absolute path of the file with what the jobs of a build plan with.
+    """Return the path of the file with what the jobs of a build plan with.
 
     It does not depend on what the user forces: plugins read it when they start, before the jobs are
     known.
     """
-    return (SNAPSHOTS / f"{digest(build)[:16]}.json").absolute()
-
-
-def write_build(build: Mapping[str, Any], forced: Iterable[str]) -> None:
-    """Write what the jobs of a build plan with, and the results that the user forces.
-
-    build: The folder of the snapshot (sources), the config as Snakemake read it (config), and what
-        --config set (command_line).
-    """
-    text = canonical_json({**build, "forced": [*forced]})
-    write_atomically(build_path(build), text, durable=False)
+    return Path(build["sources"], f"{digest(build)[:16]}.json")

@@ -50,17 +50,22 @@ def describe_error(error: Exception, target: str) -> str | None:
     """
     if isinstance(error, InputError):
         return str(error)
-    if is_out_of_memory(error):
-        return f"{target}: out of memory: models need less with lower micro_batch_tokens"
-    if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
-        return f"{target}: another process of this job has ended"
-    if operation := missing_kernel(error):
-        return (
-            f"{target}: torch has no deterministic kernel of {operation} for this device: set"
-            " deterministic: false"
-        )
-    if denied := denied_line(error):
-        return f"{target}: {denied}"
+    operation, denied = missing_kernel(error), denied_line(error)
+    kernel = f"torch has no deterministic kernel of {operation} for this device"
+    for applies, line in (
+        (
+            is_out_of_memory(error),
+            "out of memory: models need less with lower micro_batch_tokens",
+        ),
+        (
+            world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)),
+            "another process of this job has ended",
+        ),
+        (operation, f"{kernel}: set deterministic: false"),
+        (denied, denied),
+    ):
+        if applies:
+            return f"{target}: {line}"
     # Libraries written in Rust put the errno into the message.
     found = re.search(r"\(os error (\d+)\)", str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
@@ -116,16 +121,13 @@ def one_line_errors(code: int = 1) -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(code)
-    except OSError as error:
-        # What is left of the output, Python would try to write again at its end.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (InputError, OSError) as error:
+        if isinstance(error, OSError):
+            # What is left of the output, Python would try to write again at its end.
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            place = f": {printable_line(error.filename)}" if error.filename else ""
-            print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+            print(f"error: {describe_error(error, 'output') or error}", file=sys.stderr)
         sys.exit(code)
 
 

@@ -76,10 +76,10 @@ class Job(Generic[S]):
         self.inputs = {name: _input_folder(entry) for name, entry in spec["inputs"].items()}
         self.recorded_inputs = manifest.recorded_inputs(spec, manifests)
         self.recorded_lineage = manifest.merge_lineages(manifests.values())
-        digests = {name: entry["digest"] for name, entry in self.recorded_inputs.items()}
-        self.key = manifest.store_key(spec, digests)
+        result = manifest.result_id({"spec": spec, "inputs": self.recorded_inputs})
         self.target = Path(spec["path"])
-        self.place = self.stored = Path(options.stores[0], spec["rule"], self.key)
+        self.place = self.stored = Path(options.stores[0], result)
+        self.key = self.place.name
         self.result, self.states = work_path(self.place, "result"), work_path(self.place, "state")
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
         self.facts: dict[str, Any] = {}

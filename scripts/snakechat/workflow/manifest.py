@@ -19,12 +19,10 @@ import errno
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,15 +89,10 @@ def read_sealed(path: str | Path) -> dict[str, Any] | None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Return the sha256 (hex) of the bytes of a file, unless reading is cancelled."""
-    sha = hashlib.sha256()
+def file_digest(path: str | Path) -> str:
+    """Return the sha256 (hex) of the bytes of a file."""
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(1 << 20):
-            if is_cancelled():
-                raise CancelledError
-            sha.update(chunk)
-    return sha.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
@@ -112,15 +105,9 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     digests: dict[AnyPath, str] = {}
     # Reading from more disks or servers at once than this rarely helps.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        cancelled = threading.Event()
-        found = pool.map(partial(file_digest, is_cancelled=cancelled.is_set), order)
-        try:
-            for path, sha256 in zip(order, found, strict=True):
-                digests[path] = sha256
-                progress.update(len(digests))
-        finally:
-            # Neither an error nor Ctrl+C waits for a file of many gigabytes.
-            cancelled.set()
+        for path, sha256 in zip(order, pool.map(file_digest, order), strict=True):
+            digests[path] = sha256
+            progress.update(len(digests))
     return digests
 
 
@@ -191,10 +178,8 @@ def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
         if durable:
             fsync(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
     if durable:
         fsync(path.parent)
 

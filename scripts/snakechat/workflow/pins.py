@@ -48,8 +48,6 @@ WITHOUT_EFFECT_BEHIND_OTHERS = {"jinja2", "hjson", "msgpack", "networkx"}
 
 BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re.MULTILINE)
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
-# The name at the start of a requirement.
-REQUIREMENT = re.compile(r"^[\w.-]+")
 # What a pin by files has before their digest.
 FILES = "(files "
 
@@ -85,7 +83,7 @@ def pins_of(
             lines = [line for name in unlocked for line in importlib.metadata.requires(name) or ()]
             # Without what only their extras require.
             for line in (line for line in lines if "extra ==" not in line):
-                name = normalized(REQUIREMENT.findall(line)[0])
+                name = normalized(re.split(r"[^\w.-]", line)[0])
                 of_name = [module for module in _distributions() if name in _providers(module)]
                 modules += [name] if name in versions else of_name
     while locked:
@@ -102,12 +100,10 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
     assert found is not None
     names = {
         path: path.relative_to(folder).as_posix()
-        for folder in found.submodule_search_locations or ()
-        for path in sorted(Path(folder).rglob("*"))
+        for folder in found.submodule_search_locations or (found.origin or "",)
+        for path in (Path(folder), *sorted(Path(folder).rglob("*")))
         if path.is_file() and path.parent.name != "__pycache__"
     }
-    if not found.submodule_search_locations and found.origin:
-        names = {Path(found.origin): "."}
     files = [[names[path], value] for path, value in digests(names).items()]
     versions = installed_versions(_providers(module)).values()
     return f"{' '.join(versions)} {FILES}{digest(files)[:16]})".lstrip()

@@ -16,7 +16,6 @@ A store is as trustworthy as everyone who can write to it: its results are used.
 Standard library only: the workflow imports this module while it plans.
 """
 
-import errno
 import fcntl
 import os
 import platform
@@ -86,7 +85,7 @@ def make_folders(folder: Path) -> None:
 # --- locks ------------------------------------------------------------------------------------
 
 # Not the filelock library: the workflow locks while it plans, in environments with Snakemake alone
-# (--sdm conda), and filelock fails on file systems without locks, where this module warns.
+# (--sdm conda).
 
 
 class AlreadyLocked(Exception):
@@ -118,10 +117,6 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
                     raise AlreadyLocked(name) from None
                 print(f"waiting for {name}, which makes the same result", flush=True)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-                    raise
-                warn(f"{path}: this file system has no locks: do not start the same build twice")
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
             os.close(descriptor)

@@ -50,10 +50,10 @@ def test_an_error_of_the_machine_is_one_line(error, processes, line, monkeypatch
 # --- tools --------------------------------------------------------------------------------------
 
 
-DENIED = OSError(errno.EACCES, "Denied", "output/a")
+DENIED = OSError(errno.EACCES, "Permission denied", "output/a")
 
 
-@pytest.mark.parametrize("error", [InputError("Denied: output/a"), DENIED])
+@pytest.mark.parametrize("error", [InputError("Permission denied: output/a"), DENIED])
 def test_a_tool_ends_with_one_line(error, capsys):
     @one_line_errors(code=2)
     def main():
@@ -62,7 +62,7 @@ def test_a_tool_ends_with_one_line(error, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert capsys.readouterr().err == "error: Denied: output/a\n"
+    assert capsys.readouterr().err == "error: Permission denied: output/a\n"
 
 
 # --- hostile text -------------------------------------------------------------------------------

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.code_digests import (
-    MAX_AGE_SECONDS,
-    Snapshot,
-    build_path,
-    write_build,
-)
+from snakechat.workflow.code_digests import MAX_AGE_SECONDS, Snapshot, build_path
 
 NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requirements.txt")
 
@@ -29,15 +24,18 @@ def root(tmp_path, monkeypatch):
 
 
 def contents(folder):
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    """Return the texts of the sources in a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json")
     return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
-def copy_of(root):
-    """Write a snapshot of the sources; return its folder."""
+def copy_of(root, forced=()):
+    """Write a snapshot of the sources; return its folder and the file of the build in it."""
     snapshot = Snapshot(root)
-    snapshot.write()
-    return snapshot.folder
+    build = {"sources": str(snapshot.folder), "config": {"seed": 1}}
+    snapshot.write(build, forced)
+    assert json.loads(build_path(build).read_text()) == {**build, "forced": [*forced]}
+    return snapshot.folder, build_path(build)
 
 
 def test_a_snapshot_keeps_the_sources_as_they_were(root):
@@ -49,35 +47,27 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     before, snapshot = contents(root), Snapshot(root)
     assert not list(Path().iterdir())
     (root / "scripts/train.py").write_text("# edited\n")
-    snapshot.write()
+    snapshot.write({"sources": str(snapshot.folder)}, ())
     assert contents(snapshot.folder) == {name: before[name] for name in NAMES}
-    assert copy_of(root) != snapshot.folder
+    assert copy_of(root)[0] != snapshot.folder
     (root / "scripts/train.py").write_text(before["scripts/train.py"])
     # A damaged one is replaced.
     (snapshot.folder / "scripts/train.py").write_text("# edited\n")
-    assert copy_of(root) == snapshot.folder
+    assert copy_of(root)[0] == snapshot.folder
     assert contents(snapshot.folder) == {name: before[name] for name in NAMES}
 
 
 def test_what_no_build_used_for_a_week_is_deleted(root):
-    old = copy_of(root)
+    old, _ = copy_of(root)
     (root / "scripts/train.py").write_text("# edited\n")
-    current = copy_of(root)
-    builds = [{"sources": str(each)} for each in (old, current)]
-    for build in builds:
-        write_build(build, ())
-    for path in (old, current, *map(build_path, builds)):
+    current, _ = copy_of(root)
+    for path in (old, current):
         os.utime(path, (1, os.stat(path).st_mtime - MAX_AGE_SECONDS - 1))
-    write_build(builds[1], ())
     copy_of(root)
-    kept = {current.absolute(), build_path(builds[1])}
-    assert set(Path("output/code").absolute().iterdir()) == kept
+    assert list(Path("output/code").iterdir()) == [current]
 
 
-def test_a_build_is_named_after_its_snapshot_and_config(root):
-    build, other = ({"sources": str(root), "config": {"seed": seed}} for seed in (1, 2))
-    path = build_path(build)
-    assert build_path(other) != path
-    for forced in ([], ["output/sft/a"], []):
-        write_build(build, forced)
-        assert json.loads(path.read_text()) == {**build, "forced": forced}
+def test_the_file_of_a_build_is_named_after_its_snapshot_and_config(root):
+    folder, path = copy_of(root)
+    assert copy_of(root, ["output/sft/a"]) == copy_of(root) == (folder, path)
+    assert build_path({"sources": str(folder), "config": {"seed": 2}}) != path

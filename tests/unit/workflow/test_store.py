@@ -1,7 +1,6 @@
 """The store: locks, results, damage, and the limit of space."""
 
 import errno
-import fcntl
 import os
 import platform
 import shutil
@@ -77,19 +76,6 @@ def test_a_held_lock_names_its_holder_and_ends_with_it(tmp_path):
         process.kill()
         # It has been running until here.
         os.kill(child, 9)
-
-
-def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
-    def flock(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    number = errno.ENOLCK
-    acquire_lock(tmp_path / "lock")
-    assert "this file system has no locks: do not start the same" in capsys.readouterr().err
-    number = errno.EIO
-    with pytest.raises(OSError, match="Input/output error"):
-        acquire_lock(tmp_path / "lock")
 
 
 # --- publishing and damage --------------------------------------------------------------------
