@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -40,9 +40,6 @@ from snakechat.workflow.manifest import digest
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 from snakechat.workflow.store import make_folders, replies_folder
-
-if TYPE_CHECKING:
-    import openai
 
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"
@@ -79,19 +76,10 @@ MIN_KEY = 4
 # an organization, or OPENAI_CUSTOM_HEADERS.
 HEADERS = ("host", "content-type", "content-length", "accept", "accept-encoding")
 
-# The body of a request, and its turns: role and content.
-Request = dict[str, Any]
+# The turns of a request: role and content.
 Messages = list[dict[str, str]]
-# What a reply says.
+# What the last line of a reply says.
 T = TypeVar("T")
-
-
-class Reply(NamedTuple):
-    """The text of a reply, and its token counts; 0 if the endpoint did not report them."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class LlmJudge:
@@ -134,7 +122,7 @@ class LlmJudge:
             messages(instructions, {"DIALOGUE": prompt, "RESPONSE": response})
             for prompt, response in zip(prompts[rows], responses[rows], strict=True)
         ]
-        replies, read = self.ask(conversations, lambda reply: read_rating(reply, low, high))
+        replies, read = self.ask(conversations, lambda line: read_rating(line, low, high))
         ratings = np.zeros(len(responses))
         ratings[rows] = np.array(read, dtype=np.float64)
         ratings = _sum_over_processes(ratings)
@@ -157,7 +145,9 @@ class LlmJudge:
             for prompt, *pair in zip(prompts, first, second, strict=True)
             for one, other in (pair, pair[::-1])
         ]
-        replies, verdicts = self.ask(conversations, read_verdict)
+        replies, verdicts = self.ask(
+            conversations, lambda line: line if line in ("A", "B", "C") else None
+        )
         log = [
             {"messages": sent, "reply": reply, "verdict": verdict}
             for sent, reply, verdict in zip(conversations, replies, verdicts, strict=True)
@@ -187,18 +177,18 @@ class LlmJudge:
     ) -> tuple[list[str], list[T | None]]:
         """Return the reply to each conversation, and what it says. Equal ones are sent once.
 
-        read: Returns what a reply says; None if it is unreadable. Such a reply is requested again,
-            READ_ATTEMPTS times in total.
+        read: Returns what the last line of a reply says; None if it is unreadable. Such a reply is
+            requested again, READ_ATTEMPTS times in total.
         """
-        own: Request = {**self.settings["parameters"], "model": self.settings["model"]}
+        own = {**self.settings["parameters"], "model": self.settings["model"]}
         bodies = [own | {"messages": messages} for messages in conversations]
         files = [self.folder / key[:2] / f"{key}.json" for key in map(digest, bodies)]
         found = asyncio.run(self._replies(dict(zip(files, bodies, strict=True)), read))
         replies = [found[file] for file in files]
-        return replies, list(map(read, replies))
+        return replies, [read(last_line(reply)) for reply in replies]
 
     async def _replies(
-        self, bodies: dict[Path, Request], read: Callable[[str], object]
+        self, bodies: dict[Path, dict[str, Any]], read: Callable[[str], object]
     ) -> dict[Path, str]:
         """Return the stored replies to requests, or send them; by their files."""
         # It takes half a second, in which a job without LLM judges can start.
@@ -213,17 +203,18 @@ class LlmJudge:
             sent = {name: request.headers[name] for name in HEADERS if name in request.headers}
             request.headers = httpx2.Headers(sent | own)
 
-        async def ask(file: Path, body: Request) -> None:
+        async def ask(file: Path, body: dict[str, Any]) -> None:
             async with free:
-                if reply := find_reply(file):
+                reply = find_reply(file)
+                if reply is not None:
                     self.counts["cache_hits"] += 1
                 else:
                     for _ in range(READ_ATTEMPTS):
-                        sent = self._parse(await self._send(client, body))
-                        if read(sent.text) is not None:
+                        reply, tokens = self._parse(await self._send(client, body))
+                        if read(last_line(reply)) is not None:
                             break
-                    reply = store_reply(file, body, sent)
-            replies[file] = reply.text
+                    reply = store_reply(file, {"request": body, "text": reply, **tokens})
+            replies[file] = reply
             if rank() == 0:
                 progress.update(len(replies))
 
@@ -244,7 +235,7 @@ class LlmJudge:
                     task.cancel()
         return replies
 
-    async def _send(self, client: "openai.AsyncOpenAI", body: Request) -> str:
+    async def _send(self, client: Any, body: dict[str, Any]) -> str:
         """Return the text of the endpoint's response to a request, after a few attempts."""
         import openai
 
@@ -275,35 +266,39 @@ class LlmJudge:
             if wait is not None:
                 seconds = min(max(wait, asked), WAITS[-1])
                 self.counts["retries"] += 1
-                line = f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
-                print(f"{printable_line(line)} {seconds:g} s", file=sys.stderr)
+                print(
+                    printable_line(f"{self.place}: {self.url}: {self._quote(failure)};"),
+                    f"next attempt in {seconds:g} s",
+                    file=sys.stderr,
+                )
                 await sleep(seconds)
         raise InputError(
             f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"
             " and key"
         )
 
-    def _parse(self, text: str) -> Reply:
-        """Return the reply in a chat completion; its text is empty if the model returned none.
+    def _parse(self, text: str) -> tuple[str, dict[str, int]]:
+        """Return the text of a chat completion, and its counts of tokens, which are added up.
 
-        The text is without the API key, which an endpoint may send back: replies are stored.
+        The text is empty if the model returned none. It is without the API key, which an endpoint
+        may send back: replies are stored.
         """
         try:
             completion = json.loads(text)
-            content = completion["choices"][0]["message"]["content"] or ""
-            if not isinstance(content, str):
+            reply = completion["choices"][0]["message"]["content"] or ""
+            if not isinstance(reply, str):
                 # Some models that reason reply in parts.
                 raise TypeError
-            usage = completion.get("usage")
+            counts = completion.get("usage") or {}
+            # 0 if the endpoint did not report them.
+            tokens = {name: n if isinstance(n := counts.get(name), int) else 0 for name in COUNTED}
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             ) from None
-        counts = usage if isinstance(usage, dict) else {}
-        tokens = {name: n if isinstance(n := counts.get(name), int) else 0 for name in COUNTED}
         self.counts.update(tokens)
-        return Reply(self._without_key(content), **tokens)
+        return self._without_key(reply), tokens
 
     def _without_key(self, text: str) -> str:
         if self.key is None or len(self.key) < MIN_KEY:
@@ -319,11 +314,10 @@ class LlmJudge:
 
 def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
     """Return the LLM judges of a job by name."""
-    judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
     folder, access = replies_folder(Path(job.options.stores[0])), job.options.llm_judges
     return {
         name: LlmJudge(name, judge, access[name], folder / quote(judge["model"], safe=""))
-        for name, judge in judges.items()
+        for name, judge in job.settings.llm_judges.items()
     }
 
 
@@ -346,17 +340,16 @@ def _sum_over_processes(values: np.ndarray) -> np.ndarray:
 # --- stored replies -------------------------------------------------------------------------------
 
 
-def find_reply(file: Path) -> Reply | None:
-    """Return the reply in a file; None if there is none, or a damaged one."""
+def find_reply(file: Path) -> str | None:
+    """Return the text of the reply in a file; None if there is none, or a damaged one."""
     try:
-        record = json.loads(file.read_text())
-        return Reply(*(record[name] for name in Reply._fields))
+        return str(json.loads(file.read_text())["text"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def store_reply(file: Path, request: Request, reply: Reply) -> Reply:
-    """Store the reply to a request; return the stored one, which may be another process's.
+def store_reply(file: Path, record: dict[str, Any]) -> str:
+    """Store a reply; return the text of the stored one, which may be another process's.
 
     The first reply that is stored is the one that all processes use: another run gets the same
     replies, even if the model would reply differently. A reply that cannot be stored is a warning:
@@ -365,11 +358,11 @@ def store_reply(file: Path, request: Request, reply: Reply) -> Reply:
     temporary = file.with_name(f".{uuid.uuid4().hex}")
     try:
         make_folders(file.parent)
-        temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
+        temporary.write_text(json.dumps(record) + "\n")
         # Fails if there is a reply, which may be damaged, or on a file system without links.
         with suppress(OSError):
             os.link(temporary, file)
-        if stored := find_reply(file):
+        if (stored := find_reply(file)) is not None:
             return stored
         os.replace(temporary, file)
     except OSError as error:
@@ -377,7 +370,7 @@ def store_reply(file: Path, request: Request, reply: Reply) -> Reply:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    return reply
+    return str(record["text"])
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -396,17 +389,10 @@ def messages(instructions: str, texts: Mapping[str, str]) -> Messages:
     ]
 
 
-def read_rating(reply: str, low: float, high: float) -> float | None:
-    """Return the number that is the last line of a reply; None if it is none from low to high."""
-    line = last_line(reply)
+def read_rating(line: str, low: float, high: float) -> float | None:
+    """Return the number in a line; None if it is none from low to high."""
     is_number = re.fullmatch(r"[+-]?\d+(\.\d+)?", line)
     return float(line) if is_number and low <= float(line) <= high else None
-
-
-def read_verdict(reply: str) -> str | None:
-    """Return the letter that is the last line of a reply; None if it is not A, B or C."""
-    line = last_line(reply)
-    return line if line in ("A", "B", "C") else None
 
 
 def last_line(reply: str) -> str:

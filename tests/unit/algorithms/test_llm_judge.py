@@ -13,12 +13,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import llm_judge
-from snakechat.algorithms.llm_judge import (
-    Reply,
-    find_reply,
-    read_rating,
-    store_reply,
-)
+from snakechat.algorithms.llm_judge import find_reply, last_line, read_rating, store_reply
 from snakechat.workflow.errors import InputError
 from support.llm_endpoint import SECRET, judge_of, llm_server  # noqa: F401
 
@@ -62,7 +57,7 @@ def test_responses_are_rated_by_the_rubric(server, tmp_path):
     system = server.requests[0][2]["messages"][0]["content"]
     assert "from 0 to 1" in system and "\n\n{odd} braces\n\n" in system
     ratings = {"7": 7, " 7.5\n": 7.5, "It is short.\n3": 3, "11": None, "7/10": None, "nan": None}
-    assert {reply: read_rating(reply, 1, 10) for reply in ratings} == ratings
+    assert {reply: read_rating(last_line(reply), 1, 10) for reply in ratings} == ratings
 
 
 def test_a_judge_without_readable_replies_is_an_error(server, tmp_path):
@@ -249,8 +244,7 @@ def test_requests_have_model_parameters_and_key_and_nothing_of_the_environment(
 
 # --- stored replies -------------------------------------------------------------------------------
 
-REQUEST = {"model": "lab/wise", "messages": [{"role": "user", "content": "é?"}]}
-FIRST, SECOND = Reply("7", 10, 1), Reply("8", 0, 0)
+FIRST, SECOND = {"request": {"content": "é?"}, "text": "7"}, {"text": ""}
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -262,20 +256,20 @@ def test_the_first_reply_counts_and_a_damaged_one_is_replaced(has_links, tmp_pat
         monkeypatch.setattr(os, "link", fail)
     file = tmp_path / "ab/abc.json"
     assert find_reply(file) is None
-    assert store_reply(file, REQUEST, FIRST) == FIRST
+    assert store_reply(file, FIRST) == "7"
     # Another process may ask the same at the same time: both go on with one reply.
-    assert store_reply(file, REQUEST, SECOND) == FIRST
+    assert store_reply(file, SECOND) == "7"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
-    for text in ("{", "[]", '{"text": "7"}'):
+    for text in ("{", "[]", '{"request": {}}'):
         file.write_text(text)
         assert find_reply(file) is None
-        assert store_reply(file, REQUEST, SECOND) == SECOND == find_reply(file)
+        assert store_reply(file, SECOND) == "" == find_reply(file)
 
 
 def test_a_full_or_read_only_folder_is_one_warning(tmp_path, capsys):
     folder = tmp_path / "file"
     folder.touch()
-    assert store_reply(folder / "ab/abc.json", REQUEST, FIRST) == FIRST
-    assert store_reply(folder / "ab/abc.json", REQUEST, SECOND) == SECOND
+    assert store_reply(folder / "ab/abc.json", FIRST) == "7"
+    assert store_reply(folder / "ab/abc.json", SECOND) == ""
     warning = f"warning: replies are not stored in {folder}"
     assert capsys.readouterr().err.count(warning) == 1
