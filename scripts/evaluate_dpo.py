@@ -10,8 +10,7 @@ some steps of DPO change the margin of a pair by less than the rounding errors o
 
 from typing import Any
 
-from snakechat.algorithms.preference import reward_rounding
-from snakechat.algorithms.preference_data import PreferenceData
+from snakechat.algorithms.preference import PreferenceData, reward_rounding
 from snakechat.config.settings import has_reference, has_reference_point
 from snakechat.evaluation.held_out_rows import sampled_models, write_pair_metrics
 from snakechat.workflow.job import Job, run

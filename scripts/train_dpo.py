@@ -10,8 +10,7 @@ with the mean reward of responses to other prompts.
 import numpy as np
 from torch import Tensor
 
-from snakechat.algorithms.preference import pair_gradients
-from snakechat.algorithms.preference_data import PreferenceData
+from snakechat.algorithms.preference import PreferenceData, pair_gradients
 from snakechat.config.settings import DpoSettings
 from snakechat.modeling.batching import MicroBatch, num_steps
 from snakechat.modeling.forward import Policy, sequence_sums

@@ -58,7 +58,6 @@ from snakechat.modeling.batching import (
 )
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import disable_adapters
-from snakechat.training.checkpointing import Stateful
 from snakechat.training.engine import Ema, Engine, FrozenModel
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.placed_models import load_frozen, make_sampler
@@ -68,18 +67,16 @@ from snakechat.workflow.job import run
 
 # Prompts of a step whose responses are logged.
 LOGGED_PROMPTS = 8
-# Metric of an evaluation that determines the best model.
-BEST_METRIC = "objective/rlhf_reward"
 
 
 class RlhfTrainer(Training[RlhfSettings]):
-    """A training with its models, and everything else that a step changes.
+    """A training with its models and data.
 
     Attributes:
         actor, critic: Engines of the models that are trained; only PPO has a critic.
         reference: The frozen model that the actor starts as or, with `distill`, the teacher; None
             if it is the actor without its adapters.
-        components: All state that a step changes, for checkpoints.
+        state: What a step changes besides the models.
     """
 
     def prepare(self) -> None:
@@ -94,13 +91,11 @@ class RlhfTrainer(Training[RlhfSettings]):
         functions = load_functions(settings.reward_functions)
         self.prompts = Ragged(tokens, "train.prompt")
         self.batches = training_batches(len(self.prompts), settings.rollout_batch_size, settings)
-        self.components: dict[str, Stateful] = {}
         self.load_models()
-        sources = list(self.rewards.values()), functions
         weighted = weighted_judges(settings.reward, self.judges)
-        self.scorer = RewardSum(*sources, PromptTexts(tokens, "train"), weighted)
+        self.scorer = RewardSum(self.rewards, functions, PromptTexts(tokens, "train"), weighted)
         if settings.eval_steps:
-            self.eval_scorer = RewardSum(*sources, PromptTexts(tokens, "eval"), weighted)
+            self.eval_scorer = self.scorer._replace(prompt_texts=PromptTexts(tokens, "eval"))
             self.eval_prompts = Ragged(tokens, "eval.prompt")
             self.eval_rows, _ = draw_held_out_prompts(tokens, settings.eval_prompts, settings.seed)
         ends = stop_ids(self.tokenizer, self.base)
@@ -113,22 +108,20 @@ class RlhfTrainer(Training[RlhfSettings]):
             temperature=settings.temperature,
             device=self.device,
         )
-        has_text = "ptx" in job.inputs
-        self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if has_text else None
+        text = job.inputs.get("ptx")
+        self.ptx = Examples.read(text, "train", "chosen") if text else None
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
-        if self.ema:
-            self.components["ema"] = self.ema
 
     def load_models(self) -> None:
         """Load actor, reference model, reward models and critic."""
         job, settings, placement = self.job, self.settings, self.job.placement
-        longest = settings.max_prompt_length + settings.max_response_length
-        sizes = settings.max_response_length, settings.num_generations
-        examples = prompt_examples(self.prompts, *sizes)
+        length = settings.max_response_length
+        longest = settings.max_prompt_length + length
+        examples = prompt_examples(self.prompts, length, settings.num_generations)
         updates = [
             num_steps(len(rows), self.minibatch, settings.ppo_epochs) for rows in self.batches
         ]
-        self.actor = self.components["actor"] = self.load_engine(
+        self.actor = self.load_engine(
             Policy,
             self.base,
             examples,
@@ -138,30 +131,50 @@ class RlhfTrainer(Training[RlhfSettings]):
             samples=settings.generation_backend == "hf",
         )
         self.reference = self.load_reference(examples, longest)
-        self.rewards = {
-            key: load_reward(
+        self.rewards = [
+            load_reward(
                 job, key, "actor", settings.dtype, "train", placement.offload_frozen, longest
             )
             for key in model_names(settings.reward)
+        ]
+        self.state = RlhfState(settings, bool(self.rewards))
+        has_critic = settings.algorithm == "ppo"
+        self.critic = self.load_critic(examples, sum(updates), longest) if has_critic else None
+
+    def load_critic(self, examples: Examples, num_updates: int, longest: int) -> Engine[Scorer]:
+        """Load the critic from a reward model that can read the actor's token ids, if there is one.
+
+        Its own chat template may differ. Values are on the scale of normalized scores.
+        """
+        settings, placement, inputs = self.settings, self.job.placement, self.job.inputs
+        origin = next(
+            (each for each in self.rewards if is_same_tokenizer(each.tokenizer, self.tokenizer)),
+            None,
+        )
+        changes = {
+            "lr_schedule": settings.critic_lr_schedule,
+            "lora_rank": settings.critic_lora_rank,
+            "lora_alpha": settings.critic_lora_alpha,
+            "lora_learning_rate": settings.critic_lora_learning_rate,
+            "train_base": "none",
+            "lora_target_modules": None,
+            "train_only": None,
         }
-        origin = next((key for key, each in self.rewards.items() if each.shares_tokenizer), None)
-        weight = self.rewards[origin].weight if origin else None
-        self.state = self.components["state"] = RlhfState(settings, bool(self.rewards), weight)
-        self.critic: Engine[Scorer] | None = None
-        if settings.algorithm == "ppo":
-            stage = placement.critic_zero_stage
-            self.critic = self.components["critic"] = self.load_engine(
-                Scorer,
-                job.inputs[origin or "actor"],
-                examples,
-                settings.critic_learning_rate,
-                sum(updates),
-                longest,
-                critic_settings(settings),
-                placement if stage is None else replace(placement, zero_stage=stage),
-                new_head=origin is None,
-            )
-            self.critic.module.normalizer = self.state.normalize_values
+        stage = placement.critic_zero_stage
+        critic = self.load_engine(
+            Scorer,
+            inputs[origin.name if origin else "actor"],
+            examples,
+            settings.critic_learning_rate,
+            num_updates,
+            longest,
+            settings.model_copy(update=changes),
+            placement if stage is None else replace(placement, zero_stage=stage),
+            new_head=origin is None,
+        )
+        if origin:
+            critic.module.normalizer = partial(self.state.standardized, weight=origin.weight)
+        return critic
 
     def load_reference(self, examples: Examples, longest: int) -> FrozenModel[Policy] | None:
         """Load the teacher or the initial model; None if it is the actor without adapters."""
@@ -206,8 +219,7 @@ class RlhfTrainer(Training[RlhfSettings]):
         with self.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
-                self.state.check_scores(scores.sum, step)
-            self.state.add_scores(scores.sum)
+                self.state.add_scores(scores.sum, step)
             normalized_scores = self.state.normalized(scores.sum, rollouts)
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
@@ -236,9 +248,8 @@ class RlhfTrainer(Training[RlhfSettings]):
         self.state.adapt_kl_coef(kl)
         metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
         shown = ["objective/scores", kl_name(settings.algorithm)]
-        logged: list[dict[str, Any]] = []
-        if step % settings.log_responses_steps == 0 or step == 1:
-            logged = response_lines(settings.algorithm, rollouts, scores, kl)
+        is_logged = step % settings.log_responses_steps == 0 or step == 1
+        logged = response_lines(settings.algorithm, rollouts, scores, kl) if is_logged else []
         return Step(metrics, shown, int(rollouts.lengths.sum()), logged)
 
     def update(
@@ -248,8 +259,7 @@ class RlhfTrainer(Training[RlhfSettings]):
 
         number: Of the update in its step.
         """
-        settings = self.settings
-        engines: dict[str, Engine[Any]] = {}
+        settings, engines = self.settings, dict[str, Engine[Any]]()
         metrics: Metrics = {}
         if step > settings.critic_warmup_steps:
             engines["policy"] = self.actor
@@ -259,14 +269,12 @@ class RlhfTrainer(Training[RlhfSettings]):
         if self.critic:
             engines["value"] = self.critic
             metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
+        metrics |= {f"{name}/learning_rate": each.learning_rate for name, each in engines.items()}
         for name, engine in engines.items():
-            metrics[f"{name}/learning_rate"] = engine.learning_rate
-        for engine in engines.values():
             engine.step()
+            metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
         if self.ema and "policy" in engines:
             self.ema.update()
-        for name, engine in engines.items():
-            metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
         return metrics
 
     def try_step(self) -> None:
@@ -284,17 +292,15 @@ class RlhfTrainer(Training[RlhfSettings]):
         experience = make_experience(settings, rollouts, evaluation, scores, 0.0)
         minibatch = np.arange(min(len(rows), self.minibatch))
         # After the warmup of the critic, actor and critic are updated.
-        step = settings.critic_warmup_steps + 1
-        self.update(step, 0, minibatch, rollouts, experience)
+        self.update(settings.critic_warmup_steps + 1, 0, minibatch, rollouts, experience)
         self.sampler.step_ended()
 
     def evaluate(self) -> dict[str, float]:
         """Sample responses to the held-out prompts, the same ones each time; return metrics."""
-        generator_state = torch.default_generator.get_state()
-        # Common random numbers: evaluations differ by the actor alone.
-        torch.default_generator.manual_seed(self.settings.seed)
-        rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
-        torch.default_generator.set_state(generator_state)
+        with torch.random.fork_rng(devices=[]):
+            # Common random numbers: evaluations differ by the actor alone.
+            torch.default_generator.manual_seed(self.settings.seed)
+            rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
         normalized = self.state.normalized(scores.sum, rollouts)
         evaluation = self.evaluate_tokens(rollouts, with_values=False)
@@ -304,10 +310,11 @@ class RlhfTrainer(Training[RlhfSettings]):
         self, rollouts: Rollouts, in_update: bool = False, with_values: bool = True
     ) -> TokenEvaluation:
         """Run reference and critic on the responses, and the actor unless the update does."""
-        if in_update:
-            tables = torch.zeros(2, *rollouts.response_mask.shape, device=self.device)
-        else:
-            tables = rollouts.logprobs_and_entropies(self.actor.module)
+        tables = (
+            torch.zeros(2, *rollouts.response_mask.shape, device=self.device)
+            if in_update
+            else rollouts.logprobs_and_entropies(self.actor.module)
+        )
         if self.reference:
             with self.reference.on_device() as reference:
                 ref_logprobs = rollouts.logprobs(reference)
@@ -332,20 +339,6 @@ class RlhfTrainer(Training[RlhfSettings]):
         if self.ema:
             with self.ema.average_weights():
                 self.save(self.actor, folder / "ema")
-
-
-def critic_settings(settings: RlhfSettings) -> RlhfSettings:
-    """Return the settings of the optimizer and the adapters of the critic."""
-    changes = {
-        "lr_schedule": settings.critic_lr_schedule,
-        "lora_rank": settings.critic_lora_rank,
-        "lora_alpha": settings.critic_lora_alpha,
-        "lora_learning_rate": settings.critic_lora_learning_rate,
-        "train_base": "none",
-        "lora_target_modules": None,
-        "train_only": None,
-    }
-    return settings.model_copy(update=changes)
 
 
 def response_lines(
@@ -375,9 +368,20 @@ def train(rlhf: RlhfTrainer) -> None:
     # New heads and adapters have drawn random numbers.
     torch.manual_seed(rlhf.settings.seed)
     evaluations = Evaluations(
-        rlhf.job, len(rlhf.batches), rlhf.evaluate, rlhf.save_actor, best_metric=BEST_METRIC
+        rlhf.job,
+        len(rlhf.batches),
+        rlhf.evaluate,
+        rlhf.save_actor,
+        best_metric="objective/rlhf_reward",
     )
-    rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
+    named: dict[str, Any] = {
+        "actor": rlhf.actor,
+        "state": rlhf.state,
+        "critic": rlhf.critic,
+        "ema": rlhf.ema,
+    }
+    components = {name: each for name, each in named.items() if each}
+    rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, components)
     record_usage(rlhf.job, rlhf.judges.values())
 
 

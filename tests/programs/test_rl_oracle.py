@@ -56,7 +56,7 @@ def test_a_step_is_that_of_loops_over_responses(
         critic = self.critic and copy.deepcopy(self.critic.module.model)
         actor = copy.deepcopy(self.actor.module.model)
         outcome = take_step(self, step, rows)
-        reward = self.rewards["reward"].module
+        reward = self.rewards[0].module
         with reward.on_device() as module:
             result = SimpleNamespace(metrics=outcome.metrics, **seen)
             steps.append((actor, critic, copy.deepcopy(module.model), result))

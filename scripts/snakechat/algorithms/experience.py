@@ -102,15 +102,17 @@ def make_experience(
             totals = rewards.sum(dim=1).masked_fill(scores.isnan(), math.nan)
             # All first responses, then all second ones.
             groups = totals.view(settings.num_generations, -1)
-            if settings.algorithm == "rloo":
-                compared = pg.rloo_advantages(groups)
-            else:
-                compared = pg.grpo_advantages(groups, settings.scale_by_std)
+            compared = (
+                pg.rloo_advantages(groups)
+                if settings.algorithm == "rloo"
+                else pg.grpo_advantages(groups, settings.scale_by_std)
+            )
             advantages = compared.view(-1, 1) * mask
     weights = torch.ones_like(logprobs)
     if rollouts.sampler_logprobs is not None:
-        cap = settings.importance_sampling_cap
-        weights = pg.importance_weights(logprobs, rollouts.sampler_logprobs, cap)
+        weights = pg.importance_weights(
+            logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
+        )
     is_uniform = pg.uniform_groups(scores.view(settings.num_generations, -1))
     return Experience(
         evaluation, rewards, advantages, weights, returns, is_uniform, kl_coef, in_update
@@ -120,9 +122,7 @@ def make_experience(
 class RlhfState(Attributes):
     """What steps change besides the models: kl_coef, moments of the scores, counts of responses.
 
-    Args:
-        has_rewards: Whether reward models score, whose scores always differ.
-        critic_weight: The weight of the reward model that a critic is initialized from, or None.
+    has_rewards: Whether reward models score, whose scores always differ.
 
     Attributes:
         kl_coef: Constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2).
@@ -134,10 +134,8 @@ class RlhfState(Attributes):
 
     saved = ("kl_coef", "moments", "num_unended", "num_equal", "score")
 
-    def __init__(
-        self, settings: RlhfSettings, has_rewards: bool = False, critic_weight: float | None = None
-    ) -> None:
-        self.settings, self.critic_weight = settings, critic_weight
+    def __init__(self, settings: RlhfSettings, has_rewards: bool = False) -> None:
+        self.settings = settings
         self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
         self.kl_coef = settings.kl_coef
         self.moments: pg.Moments = (0, 0.0, 0.0)
@@ -154,13 +152,6 @@ class RlhfState(Attributes):
             error = min(max(kl.mean().item() / target - 1, -0.2), 0.2)
             self.kl_coef *= 1 + error * min(len(kl) / self.settings.kl_horizon, 1)
 
-    def add_scores(self, scores: Tensor) -> None:
-        """With standardize_scores: first, add scores to the moments, until two of them differ."""
-        judged = scores[~scores.isnan()]
-        # Scores are float32: equal ones have squares of exactly 0 in float64.
-        if self.settings.standardize_scores == "first" and not self.moments[2] and len(judged):
-            self.moments = pg.added_moments(self.moments, judged)
-
     def normalized(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
         """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
 
@@ -168,7 +159,7 @@ class RlhfState(Attributes):
         missing_eos_penalty without eos, and rises to it over overlong_buffer.
         """
         settings, clip = self.settings, self.settings.score_clip or math.inf
-        normalized = self._standardized(scores).clamp(-clip, clip)
+        normalized = self.standardized(scores).clamp(-clip, clip)
         penalties = (~rollouts.ended).float()
         if buffer := settings.overlong_buffer:
             # Yu et al. 2025, eq. 13, with the sign reversed.
@@ -176,14 +167,11 @@ class RlhfState(Attributes):
             penalties = torch.maximum((excess / buffer).clamp(0, 1), penalties)
         return normalized - settings.missing_eos_penalty * penalties
 
-    def normalize_values(self, values: Tensor) -> Tensor:
-        """Return the outputs of a critic on the scale of normalized scores."""
-        weight = self.critic_weight
-        return values if weight is None else self._standardized(weight * values)
-
-    def _standardized(self, scores: Tensor) -> Tensor:
+    def standardized(self, scores: Tensor, weight: float = 1.0) -> Tensor:
+        """Return weighted scores, of any shape, by the moments of the first ones that differ."""
         count, mean, squares = self.moments
-        return (scores - mean) / math.sqrt(squares / count) if squares else scores
+        weighted = weight * scores
+        return (weighted - mean) / math.sqrt(squares / count) if squares else weighted
 
     def check_responses(self, rollouts: Rollouts, step: int) -> None:
         """Raise InputError if all responses are empty, or the last MAX_UNENDED ones have no eos."""
@@ -200,9 +188,16 @@ class RlhfState(Attributes):
                 " truncated"
             )
 
-    def check_scores(self, scores: Tensor, step: int) -> None:
-        """Raise InputError if the scores [B] so far are equal or NaN, of max_equal responses."""
+    def add_scores(self, scores: Tensor, step: int) -> None:
+        """Add the scores [B] of a step; with standardize_scores: first, to the moments as well.
+
+        The moments count scores until two of them differ. Raises InputError if the scores so far
+        are equal or NaN, of max_equal responses.
+        """
         judged = scores[~scores.isnan()]
+        # Scores are float32: equal ones have squares of exactly 0 in float64.
+        if self.settings.standardize_scores == "first" and not self.moments[2] and len(judged):
+            self.moments = pg.added_moments(self.moments, judged)
         if self.score is None and len(judged):
             self.score = judged[0].item()
         differ = self.score is not None and bool((judged != self.score).any())

@@ -109,8 +109,7 @@ def rloo_advantages(scores: Tensor) -> Tensor:
     baseline of a response does not depend on it, so that the gradient is unbiased. Equal scores of
     a prompt, and NaN, which is not compared with the others, have advantages of exactly 0.
     """
-    scores, judged = _relative_scores(scores)
-    counts = judged.sum(dim=0)
+    scores, judged, counts = _relative_scores(scores)
     others = (scores.sum(dim=0) - scores) / (counts - 1).clamp(min=1)
     return (scores - others) * (judged & (counts > 1))
 
@@ -125,8 +124,7 @@ def grpo_advantages(scores: Tensor, scale_by_std: bool) -> Tensor:
     sample (divided by A - 1), and 1e-4 is TRL's constant. Dr. GRPO (Liu et al. 2025) does not
     divide, because the division gives prompts that are nearly always or never solved more weight.
     """
-    scores, judged = _relative_scores(scores)
-    counts = judged.sum(dim=0)
+    scores, judged, counts = _relative_scores(scores)
     advantages = (scores - scores.sum(dim=0) / counts.clamp(min=1)) * judged
     if scale_by_std:
         variances = advantages.square().sum(dim=0) / (counts - 1).clamp(min=1)
@@ -139,14 +137,15 @@ def uniform_groups(scores: Tensor) -> Tensor:
     return (_relative_scores(scores)[0] == 0).all(dim=0)
 
 
-def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores [A, n] minus the first one of the prompt, 0 for NaN, and which are not NaN.
+def _relative_scores(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores [A, n] minus the first one of the prompt, 0 for NaN.
 
-    Equal scores are then exactly 0: the division by 1e-4 would amplify a rounding error.
+    Equal scores are then exactly 0: the division by 1e-4 would amplify a rounding error. Also
+    returned are which scores are not NaN, bool [A, n], and their number for each prompt [n].
     """
     judged = ~scores.isnan()
     first = scores.gather(0, judged.int().argmax(dim=0, keepdim=True))
-    return (scores - first).nan_to_num(), judged
+    return (scores - first).nan_to_num(), judged, judged.sum(dim=0)
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,15 +72,20 @@ def policy_gradients(
         rollouts.lengths[trained], settings.loss_aggregation, settings.max_response_length
     )
     evaluation, actor_tables = experience.evaluation, experience.evaluation[:2]
-    tables = [evaluation.logprobs, evaluation.ref_logprobs]
-    tables += [experience.advantages, experience.importance_weights]
+    tables = (
+        evaluation.logprobs,
+        evaluation.ref_logprobs,
+        experience.advantages,
+        experience.importance_weights,
+    )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = engine.module.supports_packing
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
         old, ref_logprobs, advantages, importance = (table.flatten()[tokens] for table in tables)
         if experience.in_update:
-            temperature = settings.temperature
-            logprobs, entropies = engine(micro_batch.batch, temperature, return_entropies=True)
+            logprobs, entropies = engine(
+                micro_batch.batch, settings.temperature, return_entropies=True
+            )
             old = logprobs.detach()
             if micro_batch.counted:
                 for table, values in zip(actor_tables, (old, entropies), strict=True):
@@ -110,9 +116,12 @@ def policy_gradients(
         metrics["policy/kl_to_teacher"] = metrics.pop("policy/kl")
     if text:
         # The pretraining mix of InstructGPT (Ouyang et al. 2022, eq. 2).
-        all_rows, text_tokens = np.arange(len(text)), int(text.num_tokens(with_prompts=True).sum())
-        micro_batches = text.micro_batches(all_rows, packing, rollouts.device, with_prompts=True)
-        metrics["ptx/loss"] = text_gradients(engine, micro_batches, text_tokens, settings.ptx_coef)
+        metrics["ptx/loss"] = text_gradients(
+            engine,
+            text.micro_batches(np.arange(len(text)), packing, rollouts.device, with_prompts=True),
+            int(text.num_tokens(with_prompts=True).sum()),
+            settings.ptx_coef,
+        )
     return metrics
 
 
@@ -181,8 +190,9 @@ def step_metrics(
             evaluation.values, experience.returns, mask
         )
     if "policy/ratio" in updates[0]:
-        for name in ("ratio", "approxkl"):
-            metrics[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
+        metrics |= {
+            f"policy/first_{name}": updates[0][f"policy/{name}"] for name in ("ratio", "approxkl")
+        }
     return metrics
 
 
@@ -209,13 +219,12 @@ def response_metrics(
     algorithm: str, rollouts: Rollouts, evaluation: TokenEvaluation, scores: Scores, rewards: Tensor
 ) -> dict[str, float]:
     """Return the metrics that steps and evaluations have. rewards: Of each response [B]."""
-    entropy = pg.masked_mean(evaluation.entropies, rollouts.response_mask)
     lengths = rollouts.lengths.float()
     return {
         **scores.metrics(),
         kl_name(algorithm): evaluation.kl(rollouts).mean().item(),
         "objective/rlhf_reward": rewards.mean().item(),
-        "objective/entropy": entropy.item(),
+        "objective/entropy": pg.masked_mean(evaluation.entropies, rollouts.response_mask).item(),
         "response/length": lengths.mean().item(),
         "response/length_p95": lengths.quantile(0.95).item(),
         "response/ended_by_eos": rollouts.ended.float().mean().item(),
@@ -224,10 +233,7 @@ def response_metrics(
 
 def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
     """Return the mean of each metric over the updates that have it."""
-    values: dict[str, list[float]] = {}
-    for metrics in updates:
-        for name, value in metrics.items():
-            # fp16: a skipped step has no gradient norm.
-            if value is not None:
-                values.setdefault(name, []).append(value)
-    return {name: float(np.mean(present)) for name, present in values.items()}
+    # fp16: a skipped step has no gradient norm.
+    present = [{name: each for name, each in of.items() if each is not None} for of in updates]
+    names = dict.fromkeys(chain(*present))
+    return {name: float(np.mean([of[name] for of in present if name in of])) for name in names}

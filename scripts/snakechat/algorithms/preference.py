@@ -1,10 +1,11 @@
 """Losses and metrics of preference pairs, and of responses that are labelled good or bad (KTO).
 
-Shapes: B pairs or rows, R tokens of the longest response. A row of
-labelled responses has a good response, a bad one or both.
+Shapes: B pairs or rows, R tokens of the longest response. A row of labelled responses has a good
+response, a bad one or both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from snakechat.config.settings import PreferenceSettings, has_reference
+from snakechat.config.settings import (
+    DpoSettings,
+    PreferenceSettings,
+    has_reference,
+    has_reference_point,
+)
 from snakechat.modeling.batching import Examples, MicroBatch
+from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.modeling.models import copy_to_device
 from snakechat.training.engine import Engine
 from snakechat.workflow.processes import all_reduce_sum
@@ -23,6 +30,9 @@ from snakechat.workflow.processes import all_reduce_sum
 TOKEN_ROUNDING = {"fp32": 1e-5, "bf16": 0.06, "fp16": 0.01}
 # Relative rounding error of the score of a reward model in fp32.
 SCORE_ROUNDING = 1e-6
+# Ends of the names of files with log-probabilities: of the rows, and of their prompts with
+# responses to other prompts.
+ROWS, MISMATCHED = ".npy", ".mismatched.npy"
 
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
@@ -68,14 +78,6 @@ def kto_loss(
     return (torch.stack([of_good, of_bad]) * present).sum(dim=0) / present.sum(dim=0)
 
 
-def kto_reference_point(rewards: Tensor) -> Tensor:
-    """Return beta times the KL estimate of KTO, a scalar (Ethayarajh et al. 2024, section 4.1).
-
-    rewards: implicit rewards of responses to other prompts, any shape.
-    """
-    return rewards.mean().clamp(min=0)
-
-
 def response_rewards(
     settings: PreferenceSettings, logprobs: Tensor, ref_logprobs: Tensor | None, lengths: Tensor
 ) -> Tensor:
@@ -85,10 +87,9 @@ def response_rewards(
     ref_logprobs is None for losses without one.
     """
     lengths = lengths.clamp(min=1)
-    if settings.loss == "orpo":
-        return log_odds(logprobs / lengths)
     if not has_reference(settings.loss):
-        return settings.beta * (logprobs / lengths)
+        means = logprobs / lengths
+        return log_odds(means) if settings.loss == "orpo" else settings.beta * means
     assert ref_logprobs is not None
     if settings.length_normalized:
         return settings.beta * (logprobs / lengths - ref_logprobs / lengths)
@@ -122,20 +123,21 @@ def preference_losses(
     """
     rewards = response_rewards(settings, logprobs, ref_logprobs, lengths)
     chosen, rejected = rewards
-    if settings.loss == "kto":
-        assert reference_point is not None
-        losses = kto_loss(rewards, lengths, reference_point, settings)
-    elif settings.loss == "orpo":
-        # Hong et al. 2024, eq. 6 and 7, where beta is lambda.
-        losses = settings.beta * pairwise_loss(chosen, rejected)
-    elif settings.loss == "simpo":
-        # Meng et al. 2024, eq. 6.
-        losses = pairwise_loss(chosen - settings.margin, rejected)
-    elif settings.loss == "ipo":
-        # Azar et al. 2023, eq. 17, of the difference of log ratios, rewards / beta.
-        losses = ((chosen - rejected) / settings.beta - 1 / (2 * settings.beta)) ** 2
-    else:
-        losses = dpo_loss(chosen, rejected, settings.label_smoothing, settings.loss == "robust")
+    match settings.loss:
+        case "kto":
+            assert reference_point is not None
+            losses = kto_loss(rewards, lengths, reference_point, settings)
+        case "orpo":
+            # Hong et al. 2024, eq. 6 and 7, where beta is lambda.
+            losses = settings.beta * pairwise_loss(chosen, rejected)
+        case "simpo":
+            # Meng et al. 2024, eq. 6.
+            losses = pairwise_loss(chosen - settings.margin, rejected)
+        case "ipo":
+            # Azar et al. 2023, eq. 17, of the difference of log ratios, rewards / beta.
+            losses = ((chosen - rejected) / settings.beta - 1 / (2 * settings.beta)) ** 2
+        case "dpo" | "robust":
+            losses = dpo_loss(chosen, rejected, settings.label_smoothing, settings.loss == "robust")
     # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
     return losses - settings.sft_coef * (logprobs / lengths.clamp(min=1))[0], rewards
 
@@ -246,3 +248,90 @@ def placements(scores: Tensor, others: Tensor, rounding: float) -> Tensor:
     below = torch.searchsorted(others, scores - rounding)
     not_above = torch.searchsorted(others, scores + rounding, right=True)
     return (below + not_above).double() / 2 / len(others)
+
+
+# --- rows of DPO ----------------------------------------------------------------------------------
+
+
+class PreferenceData:
+    """A split with the log-probabilities of its responses under the reference model.
+
+    Args:
+        inputs: Folders of `tokens` and, unless compute_reference follows, of the `reference`.
+
+    Attributes:
+        rows: A prompt, its chosen and its rejected response each. For KTO, one may be empty.
+        epoch: The epoch in training, to which the log-probabilities belong. They differ
+            between epochs by rounding alone (compute_reference.py).
+        reference: Log-probabilities [E, A, n] under the reference model: of the ROWS, and for KTO
+            of MISMATCHED responses. Empty for losses without a reference model.
+    """
+
+    def __init__(self, settings: DpoSettings, inputs: Mapping[str, Path], split: str) -> None:
+        self.settings = settings
+        self.rows = Examples.read(inputs["tokens"], split, "chosen", "rejected")
+        self.lengths = torch.from_numpy(self.rows.response_lengths)
+        self.epoch = 0
+        self.examples, self.reference = {ROWS: self.rows}, dict[str, Tensor]()
+        if has_reference_point(settings.loss):
+            self.examples[MISMATCHED] = self.rows.mismatched(settings.max_length, split)
+        if folder := inputs.get("reference"):
+            tables = {name: np.load(folder / f"{split}{name}") for name in self.examples}
+            self.reference = {name: torch.from_numpy(table) for name, table in tables.items()}
+
+    def compute_reference(self, policy: Policy) -> None:
+        """Compute the log-probabilities under the reference model."""
+        for name, examples in self.examples.items():
+            self.reference[name] = torch.from_numpy(response_logprobs(policy, examples))[None]
+
+    def reference_point(self, policy: Policy, rows: np.ndarray) -> Tensor | None:
+        """Return the reward with which KTO compares the rewards of rows; None for other losses.
+
+        It is beta times the KL estimate of responses to other prompts, which is not negative
+        (Ethayarajh et al. 2024, section 4.1).
+        """
+        if not has_reference_point(self.settings.loss):
+            return None
+        examples = self.examples[MISMATCHED].select(rows)
+        logprobs = torch.from_numpy(response_logprobs(policy, examples))
+        reference = self._of_epoch(MISMATCHED, rows, logprobs.device)
+        lengths = torch.from_numpy(examples.response_lengths)
+        return response_rewards(self.settings, logprobs, reference, lengths).mean().clamp(min=0)
+
+    def losses(
+        self, logprobs: Tensor, rows: np.ndarray | list[int], reference_point: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses [B] of the given rows and the implicit rewards [2, B] of responses.
+
+        logprobs: Of chosen and rejected responses [2, B]. reference_point: Of the step, for KTO.
+        """
+        reference = self._of_epoch(ROWS, rows, logprobs.device)
+        lengths = copy_to_device(self.lengths[:, rows], logprobs.device)
+        return preference_losses(self.settings, logprobs, reference, lengths, reference_point)
+
+    def metrics(
+        self, losses: Tensor, rewards: Tensor, rows: np.ndarray | slice = slice(None)
+    ) -> dict[str, float]:
+        """Return the metrics of rows from their losses [B] and implicit rewards [2, B]."""
+        lengths = self.lengths[:, rows]
+        rounding = reward_rounding(self.settings, lengths, self.settings.dtype)
+        if not has_reference_point(self.settings.loss):
+            return pair_metrics(losses, rewards, rounding.sum(dim=0))
+        present = lengths > 0
+        limit = 2 * rounding[present].mean().item()
+        return labelled_metrics(losses, rewards, present, limit)
+
+    def evaluate(self, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Return the losses [n] and the implicit rewards [2, n] of all rows, in float64."""
+        rows = np.arange(len(self.rows))
+        logprobs = torch.from_numpy(response_logprobs(policy, self.rows))
+        return self.losses(logprobs, rows, self.reference_point(policy, rows))
+
+    def _of_epoch(
+        self, name: str, rows: np.ndarray | list[int], device: torch.device
+    ) -> Tensor | None:
+        """Return the log-probabilities [A, B] of rows under the reference model, if any."""
+        if not has_reference(self.settings.loss):
+            return None
+        table = self.reference[name]
+        return copy_to_device(table[min(self.epoch, len(table) - 1)][:, rows], device)

@@ -29,7 +29,7 @@ import numpy as np
 from snakechat.config.references import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.records import PromptTexts
-from snakechat.workflow.errors import InputError, denied_line
+from snakechat.workflow.errors import InputError, denied_line, one_line_errors
 
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # Characters of a text that an error message quotes.
@@ -46,7 +46,7 @@ WeightedFunctions = Mapping[str, tuple[float, TextScorer]]
 def load_functions(functions: Mapping[str, Any]) -> WeightedFunctions:
     """Return the reward functions of the key `reward_functions`."""
     return {
-        name: (weight, RewardFunction(name, arguments))
+        name: (weight, load_function(name, arguments))
         for name, (weight, arguments) in weighted_functions(functions).items()
     }
 
@@ -69,63 +69,56 @@ def function_columns(
     return {**kept, MESSAGES: messages}
 
 
-class RewardFunction:
-    """The function score of rewards/NAME.py, with arguments that it receives by keyword.
+def load_function(name: str, arguments: Mapping[str, Any]) -> TextScorer:
+    """Return the function score of rewards/NAME.py, with arguments that it receives by keyword.
 
-    Raises:
-        InputError: The program cannot be run, defines no score, or score raises or returns anything
-            but a finite number for each response.
+    It returns the score of each response, float64 [n]; NaN where the program returned None. Both
+    raise InputError: the program cannot be run, defines no score, or score raises or returns
+    anything but a finite number for each response.
     """
+    with _errors_of(name):
+        function: Any = getattr(load_module(name, {}), "score", None)
+    if not callable(function):
+        raise InputError(f"rewards/{name}.py: has no function score(prompts, responses)")
+    # Without the first two.
+    parameters = [*inspect.signature(function).parameters.values()][2:]
+    takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
 
-    def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
-        self.path, self.arguments = FOLDER / f"{name}.py", arguments or {}
-        with self._errors():
-            self.score: Any = getattr(load_module(name, {}), "score", None)
-        if not callable(self.score):
-            raise self._error("has no function score(prompts, responses)")
-        # Without the first two.
-        self.parameters = [*inspect.signature(self.score).parameters.values()][2:]
-
-    def __call__(self, prompts: list[str], responses: list[str], columns: Columns) -> np.ndarray:
-        """Return the score of each response, float64 [n]; NaN where the function returned None."""
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in self.parameters):
-            names = {parameter.name for parameter in self.parameters}
-            columns = {name: cells for name, cells in columns.items() if name in names}
-        with self._errors():
+    def score(prompts: list[str], responses: list[str], columns: Columns) -> np.ndarray:
+        kept = {key: cells for key, cells in columns.items() if takes_all or key in names}
+        with _errors_of(name):
             # Copies, which it may change.
-            scores = self.score([*prompts], [*responses], **{**columns, **self.arguments})
+            scores = function([*prompts], [*responses], **{**kept, **arguments})
         # Converts arrays and tensors on any device to Python numbers.
         scores = scores.tolist() if hasattr(scores, "tolist") else scores
         if not isinstance(scores, (list, tuple)) or len(scores) != len(responses):
-            raise self._error(
-                f"score returned {shorten(repr(scores))}, expected a number for each of"
-                f" {len(responses)} responses"
+            raise InputError(
+                f"rewards/{name}.py: score returned {shorten(repr(scores))}, expected a number for"
+                f" each of {len(responses)} responses"
             )
-        for score, response in zip(scores, responses, strict=True):
-            is_number = isinstance(score, (Real, np.bool_)) and math.isfinite(score)
-            if score is not None and not is_number:
-                raise self._error(
-                    f"score returned {shorten(repr(score))} for the response"
+        for number, response in zip(scores, responses, strict=True):
+            is_number = isinstance(number, (Real, np.bool_)) and math.isfinite(number)
+            if number is not None and not is_number:
+                raise InputError(
+                    f"rewards/{name}.py: score returned {shorten(repr(number))} for the response"
                     f" {shorten(response)!r}, expected a finite number or None"
                 )
         return np.array(scores, dtype=np.float64)
 
-    def _error(self, message: str) -> InputError:
-        return InputError(f"rewards/{self.path.name}: {message}")
+    return score
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Context in which an exception becomes one line, with the program's innermost line."""
-        try:
-            yield
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [frame.lineno for frame in frames if frame.filename == str(self.path)]
-            place = f"line {lines[-1]}: " if lines else ""
-            reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
-            raise self._error(f"{place}{reason}") from error
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Context in which an exception becomes one line, with the program's innermost line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        frames, path = traceback.extract_tb(error.__traceback__), str(FOLDER / f"{name}.py")
+        places = [f"line {frame.lineno}: " for frame in frames if frame.filename == path]
+        reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
+        raise InputError(f"rewards/{name}.py: {''.join(places[-1:])}{reason}") from error
 
 
 def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
@@ -168,13 +161,11 @@ def shorten(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
+@one_line_errors()
 def main() -> None:
     """Import the reward functions that the arguments name; exit with one line at an error."""
-    try:
-        for name in sys.argv[1:]:
-            RewardFunction(name)
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    for name in sys.argv[1:]:
+        load_function(name, {})
 
 
 if __name__ == "__main__":

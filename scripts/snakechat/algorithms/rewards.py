@@ -25,7 +25,7 @@ from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
-from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
+from snakechat.modeling.batching import Examples, prompt_examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
@@ -49,15 +49,14 @@ class RewardModel(NamedTuple):
 
     name: The job's input with the model. weight: Of its scores in their sum.
     encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
-    shares_tokenizer: Whether it can read the actor's token ids. The critic can then start from it,
-        even if its own chat template differs.
+    tokenizer: With the actor's, the critic can start from the model whichever template it has.
     """
 
     name: str
     module: FrozenModel[Scorer]
     weight: float
     encoder: ConversationEncoder | None
-    shares_tokenizer: bool
+    tokenizer: PreTrainedTokenizerBase
 
 
 def conversation_encoder(
@@ -78,7 +77,7 @@ def conversation_encoder(
             pairs = zip(prompts, texts, strict=True)
             return [encoder.rendered([*turns, ("assistant", text)]) for turns, text in pairs]
         texts = list(map(render_response, texts))
-        rows = list(accepted(encoder.conversations(prompts, texts, sampled=True)))
+        rows = accepted(encoder.conversations(prompts, texts, sampled=True))
         return [[*prompt, *response] for prompt, [response] in rows]
 
     return encode
@@ -90,16 +89,14 @@ def choose_encoder(
     template: str,
     actor_tokenizer: PreTrainedTokenizerBase,
     actor_template: str,
-) -> tuple[ConversationEncoder | None, bool]:
-    """Return the encoder and shares_tokenizer of a reward model that scores an actor."""
+) -> ConversationEncoder | None:
+    """Return the encoder of a reward model; None if it encodes conversations as the actor does."""
     encode = conversation_encoder(tokenizer, template, is_foreign)
-    shared = is_same_tokenizer(actor_tokenizer, tokenizer)
-    if shared:
-        encode_ids = conversation_encoder(actor_tokenizer, actor_template)
-        sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
-        if encode_ids(*sample) == encode(*sample):
-            return None, True
-    return encode, shared
+    if not is_same_tokenizer(actor_tokenizer, tokenizer):
+        return encode
+    sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
+    of_actor = conversation_encoder(actor_tokenizer, actor_template)(*sample)
+    return None if of_actor == encode(*sample) else encode
 
 
 def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Examples:
@@ -127,27 +124,28 @@ def load_reward(
         actor: The job's input with the model whose responses to the prompts of a split are scored.
         longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
     """
-    settings, folder = job.settings, job.inputs[key]
-    tokens, template = job.inputs["tokens"], settings.reward_templates.get(key, "auto")
-    tokenizer = load_tokenizer(folder)
-    encoder, shared = choose_encoder(
+    settings, tokens, tokenizer = (
+        job.settings,
+        job.inputs["tokens"],
+        load_tokenizer(job.inputs[key]),
+    )
+    encoder = choose_encoder(
         tokenizer,
         job.spec["inputs"][key]["rule"] != "train_reward",
-        template,
+        settings.reward_templates.get(key, "auto"),
         load_tokenizer(job.inputs[actor]),
         read_statistics(tokens, split)["template"],
     )
     prompts = Ragged(tokens, f"{split}.prompt")
-    if encoder is None:
-        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-    else:
-        turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
+    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+    if encoder:
+        turns = PromptTexts(tokens, split).turns(range(len(examples)))
         examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
         longest = 0
     arguments = dtype, tokenizer, job.placement, examples
-    module = load_frozen(Scorer, folder, *arguments, offload=offload, longest=longest)
+    module = load_frozen(Scorer, job.inputs[key], *arguments, offload=offload, longest=longest)
     weight = weighted_references(getattr(settings, key.partition(".")[0]))[key]
-    return RewardModel(key, module, weight, encoder, shared)
+    return RewardModel(key, module, weight, encoder, tokenizer)
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -230,8 +228,7 @@ class RewardSum(NamedTuple):
         Raises InputError if a sum is not finite, an endpoint fails, or no reply is readable.
         """
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
-        by_source: dict[str, Tensor] = {}
-        unreadable: dict[str, int] = {}
+        by_source, unreadable = dict[str, Tensor](), dict[str, int]()
         generations = len(total) // len(rows)
         for reward in self.rewards:
             scores = by_source[reward.name] = self._model_scores(reward, rollouts, rows)
@@ -260,15 +257,15 @@ class RewardSum(NamedTuple):
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
-        if not self.functions:
-            return scores
         # Only on rank 0: a function may return different scores when it is called again.
-        if rank() == 0:
+        if self.functions and rank() == 0:
             prompts, responses = rollouts.decode()
             columns = function_columns(self.prompt_texts, rows, responses)
-            for row, (_, function) in zip(scores, self.functions.values(), strict=True):
-                row[:] = torch.as_tensor(function(prompts, responses, columns))
-        return all_reduce_sum(scores).to(rollouts.device)
+            found = [
+                function(prompts, responses, columns) for _, function in self.functions.values()
+            ]
+            scores = torch.from_numpy(np.array(found)).float()
+        return all_reduce_sum(scores).to(rollouts.device) if self.functions else scores
 
     def _model_scores(
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray

@@ -105,10 +105,10 @@ class Rollouts:
         self.lengths = self.on_device(self.examples.response_lengths.flatten())
         columns = torch.arange(int(self.examples.response_lengths.max()), device=device)
         self.response_mask = columns < self.lengths[:, None]
-        self.sampler_logprobs = None
         if sampler_logprobs is not None:
             table = sampler_logprobs.flatten(end_dim=1)[:, : len(columns)]
-            self.sampler_logprobs = copy_to_device(table, device)
+            sampler_logprobs = copy_to_device(table, device)
+        self.sampler_logprobs = sampler_logprobs
 
     def micro_batches(
         self, rows: np.ndarray, packing: bool
@@ -153,37 +153,38 @@ class Rollouts:
         """
         pairs = zip(self.response_ids, self.ended.tolist(), strict=True)
         ids = [ids[:-1] if is_ended else ids for ids, is_ended in pairs]
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        texts: list[str] = self.tokenizer.batch_decode(ids, **options)
-        return texts
+        return list(
+            self.tokenizer.batch_decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
     def logprobs(self, policy: Policy) -> Tensor:
         """Return the table of log-probabilities."""
-        [table] = self.evaluate(policy, lambda batch: [policy(batch, self.temperature)])
-        return table
+        return self.evaluate(policy, 1, lambda batch: [policy(batch, self.temperature)])[0]
 
     def logprobs_and_entropies(self, policy: Policy) -> Tensor:
         """Return the tables of log-probabilities and of entropies of the tokens' distributions."""
         return self.evaluate(
-            policy, lambda batch: policy(batch, self.temperature, return_entropies=True)
+            policy, 2, lambda batch: policy(batch, self.temperature, return_entropies=True)
         )
 
     def values(self, critic: Scorer) -> Tensor:
         """Return the table of the critic's values of the state before each token."""
-        [table] = self.evaluate(critic, lambda batch: [critic(batch, batch.state_index)])
-        return table
+        return self.evaluate(critic, 1, lambda batch: [critic(batch, batch.state_index)])[0]
 
     @torch.no_grad()
     def evaluate(
-        self, module: Policy | Scorer, function: Callable[[TokenBatch], Sequence[Tensor]]
+        self,
+        module: Policy | Scorer,
+        number: int,
+        function: Callable[[TokenBatch], Sequence[Tensor]],
     ) -> Tensor:
-        """Return tables [k, B, R] of the k values [N] that a function returns for each batch."""
-        tables: Any = None
+        """Return tables [k, B, R] of the number k of values [N] that a function returns."""
+        tables = torch.zeros(number, *self.response_mask.shape, device=self.device)
         rows = np.arange(self.num_prompts)
         for micro_batch, _, tokens in self.micro_batches(rows, module.supports_packing):
             values = function(micro_batch.batch)
-            if tables is None:
-                tables = torch.zeros(len(values), *self.response_mask.shape, device=self.device)
             if micro_batch.counted:
                 for table, column in zip(tables, values, strict=True):
                     table.view(-1).index_copy_(0, tokens, column.float())

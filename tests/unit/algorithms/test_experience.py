@@ -100,7 +100,7 @@ def test_kl_coef_increases_with_the_kl():
 
 
 def state_of(has_rewards):
-    return RlhfState(SimpleNamespace(kl_coef=0.1), has_rewards)
+    return RlhfState(SimpleNamespace(kl_coef=0.1, standardize_scores="none"), has_rewards)
 
 
 def rollouts_of(*responses):
@@ -131,15 +131,15 @@ def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
     equal = torch.zeros(4)
     with pytest.raises(InputError, match="step 1: all 4 responses so far have the score"):
         # Those of a reward model always differ.
-        state_of(has_rewards=True).check_scores(equal, 1)
+        state_of(has_rewards=True).add_scores(equal, 1)
     check = state_of(has_rewards=False)
-    check.check_scores(equal, 1)
+    check.add_scores(equal, 1)
     restored = state_of(has_rewards=False)
     restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
-    restored.check_scores(equal, 2)
+    restored.add_scores(equal, 2)
     with pytest.raises(InputError, match="step 3: all 12 responses so far have the score 0:"):
-        restored.check_scores(equal, 3)
+        restored.add_scores(equal, 3)
     # Another score than in earlier steps is a difference, after which any scores are accepted.
-    check.check_scores(equal + 1, 2)
+    check.add_scores(equal + 1, 2)
     for step in range(3, 9):
-        check.check_scores(equal, step)
+        check.add_scores(equal, step)

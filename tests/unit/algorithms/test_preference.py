@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from snakechat.algorithms.preference import (
+    PreferenceData,
     divergent_positions,
-    kto_reference_point,
     log_odds,
     per_token_loss,
     preference_losses,
 )
-from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.settings import PreferenceSettings
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.modeling.forward import Policy
@@ -68,9 +67,8 @@ def test_preference_losses(changes, rewards, losses):
         assert row == pytest.approx(expected)
 
 
-def test_log_odds_are_finite_and_reference_points_not_negative():
+def test_log_odds_are_finite():
     assert math.isfinite(log_odds(torch.zeros(())))
-    assert kto_reference_point(torch.tensor([[-3.0, 1.0]])).item() == 0
 
 
 # --- loss of reward models for each token ---------------------------------------------------------

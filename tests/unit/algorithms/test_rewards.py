@@ -82,19 +82,16 @@ def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, ch
 
 
 def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer, chatml):
-    assert choose_encoder(tokenizer, False, "dialogue", tokenizer, "dialogue") == (None, True)
-    encoder, shared = choose_encoder(toy(290), True, "dialogue", tokenizer, "dialogue")
-    assert encoder and not shared
-    # With the vocabulary of the actor, it can start a critic.
-    encoder, shared = choose_encoder(chatml, False, "chat", chatml, "dialogue")
-    assert encoder and shared
+    assert choose_encoder(tokenizer, False, "dialogue", tokenizer, "dialogue") is None
+    assert choose_encoder(toy(290), True, "dialogue", tokenizer, "dialogue")
+    assert choose_encoder(chatml, False, "chat", chatml, "dialogue")
     # Behind <|im_end|>, ChatML has a line break, at which a classifier scores.
-    assert choose_encoder(chatml, True, "chat", chatml, "chat")[0]
-    assert choose_encoder(chatml, False, "chat", chatml, "chat") == (None, True)
+    assert choose_encoder(chatml, True, "chat", chatml, "chat")
+    assert choose_encoder(chatml, False, "chat", chatml, "chat") is None
     chatml.chat_template = chatml.chat_template.replace(
         "<|im_end|>\n", "<|im_end|>{{ '' if loop.last else '\n' }}"
     ).replace("{% if add_generation_prompt %}", "{% if add_generation_prompt %}{{ '\n' }}")
-    assert choose_encoder(chatml, True, "chat", chatml, "chat") == (None, True)
+    assert choose_encoder(chatml, True, "chat", chatml, "chat") is None
 
 
 def test_a_conversation_that_exceeds_the_positions_loses_its_start():
@@ -145,7 +142,7 @@ def test_a_sum_that_is_not_finite_is_an_error_that_names_its_row(weight, index, 
     scores.flat[index] = value
     monkeypatch.setattr(rewards, "response_scores", lambda *_: scores)
     module = SimpleNamespace(on_device=lambda: contextlib.nullcontext())
-    reward = RewardModel("reward/0", module, weight, None, True)
+    reward = RewardModel("reward/0", module, weight, None, None)
     row = ROWS[index % 2]
     with pytest.raises(InputError, match=f"step 12: the score of a response to row {row} is"):
         RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
@@ -194,7 +191,7 @@ def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges()
 # --- normalization --------------------------------------------------------------------------------
 
 
-def make(mode="none", critic_weight=1.0, **changes):
+def make(mode="none", **changes):
     settings = {
         "kl_coef": 0,
         "standardize_scores": mode,
@@ -202,14 +199,15 @@ def make(mode="none", critic_weight=1.0, **changes):
         "missing_eos_penalty": 0.0,
     }
     settings |= {"overlong_buffer": 0, "max_response_length": 10}
-    return RlhfState(SimpleNamespace(**settings | changes), critic_weight=critic_weight)
+    # Reward functions may return equal scores.
+    return RlhfState(SimpleNamespace(**settings | changes), has_rewards=False)
 
 
 def normalize(normalization, *scores):
     """Return normalized scores of four responses, the last of which has no eos."""
     ended, lengths = torch.tensor([True, True, True, False]), torch.tensor([2, 8, 9, 10])
     rollouts = SimpleNamespace(ended=ended, lengths=lengths)
-    normalization.add_scores(torch.tensor(scores))
+    normalization.add_scores(torch.tensor(scores), 1)
     return normalization.normalized(torch.tensor(scores), rollouts).tolist()
 
 
@@ -224,7 +222,8 @@ def test_scores_are_normalized_by_the_moments_of_the_first_different_ones():
     # Mean 3, deviation 2.
     assert normalize(normalization, 1.0, 5.0, 1.0, 5.0) == [-1, 1, -1, 1]
     assert normalize(normalization, 3.0, 7.0, 11.0, -1.0) == [0, 2, 4, -2]
-    assert normalization.normalize_values(torch.tensor([3.0, 6.0])).tolist() == [0, 1.5]
+    # The weight of the reward model that a critic starts as: 0.5 * 6 is the mean.
+    assert normalization.standardized(torch.tensor([6.0, 12.0]), 0.5).tolist() == [0, 1.5]
 
 
 def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
@@ -236,11 +235,3 @@ def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
     # Lengths 2, 8 and 9 of 10; the last response has no eos.
     buffered = make(missing_eos_penalty=3.0, overlong_buffer=3)
     assert normalize(buffered, 0.0, 0.0, 0.0, 1.0) == pytest.approx([0, -1, -2, 1 - 3])
-
-
-def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
-    # Sums: mean 7.5, deviation 5. Without a weight, it does not start from a reward model.
-    for weight, value in ((0.5, 0), (None, 15)):
-        normalization = make("first", critic_weight=weight)
-        normalize(normalization, 2.5, 12.5, 2.5, 12.5)
-        assert normalization.normalize_values(torch.tensor([15.0])).tolist() == [value]
