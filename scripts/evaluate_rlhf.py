@@ -23,7 +23,7 @@ from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.config.references import model_names
+from snakechat.config.rlhf import model_names
 from snakechat.data import toy
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged

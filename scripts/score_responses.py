@@ -15,8 +15,7 @@ from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.references import model_names
-from snakechat.config.rlhf import GenerationSettings
+from snakechat.config.rlhf import GenerationSettings, model_names
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.dialogues import SPLITS
 from snakechat.data.ragged_arrays import Ragged

@@ -42,8 +42,7 @@ from snakechat.algorithms.policy_updates import (
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.rewards import RewardSum, Scores, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.config.references import model_names
-from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update, model_names
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts

@@ -19,7 +19,7 @@ from typing import Any
 
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
-from snakechat.config.references import api_key
+from snakechat.config.rlhf import api_key
 from snakechat.jobs.planner import (
     check_options,
     config_options,

@@ -33,7 +33,7 @@ from urllib.parse import quote
 import httpx2
 import numpy as np
 
-from snakechat.config.references import JUDGES, api_key
+from snakechat.config.rlhf import JUDGES, api_key
 from snakechat.workflow.errors import InputError, ProgressLines, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import digest

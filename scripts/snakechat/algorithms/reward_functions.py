@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.config.references import MESSAGES, weighted_functions
+from snakechat.config.rlhf import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.records import PromptTexts
 from snakechat.workflow.errors import InputError, denied_line, one_line_errors

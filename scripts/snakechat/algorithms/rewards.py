@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.references import JUDGES, RewardReferences, judge_names, weighted_references
+from snakechat.config.rlhf import JUDGES, RewardReferences, judge_names, weighted_references
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged, read_statistics

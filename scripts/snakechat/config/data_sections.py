@@ -12,7 +12,7 @@ from pydantic import (
     Tag,
 )
 
-from snakechat.config.references import MESSAGES, POSITIONAL
+from snakechat.config.rlhf import MESSAGES, POSITIONAL
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
@@ -40,36 +40,30 @@ def _form_by_key(**forms: Any) -> Any:
     Errors are about this form. Without any of the keys, it is the first one.
     """
 
-    def form(values: Any) -> str:
+    def keys_of_forms(values: Any) -> list[str]:
         keys = values.model_fields_set if isinstance(values, Settings) else values
-        found = [key for key in forms if isinstance(keys, dict | set) and key in keys]
-        return f"with {[*found, *forms][0]}"
+        return [key for key in forms if isinstance(keys, dict | set) and key in keys]
 
     def check_form(values: Any) -> Any:
-        found = [key for key in forms if isinstance(values, dict) and key in values]
-        if len(found) > 1:
+        if len(found := keys_of_forms(values)) > 1:
             raise ValueError(f"{found[1]}: an entry has either {' or '.join(forms)}: remove it")
         return values
 
+    form = Discriminator(lambda values: f"with {[*keys_of_forms(values), *forms][0]}")
     tagged = tuple(Annotated[each, Tag(f"with {key}")] for key, each in forms.items())
-    return Annotated[Union[tagged], Discriminator(form), BeforeValidator(check_form)]  # noqa: UP007
+    return Annotated[Union[tagged], form, BeforeValidator(check_form)]  # noqa: UP007
 
 
 BadRowPolicy = Literal["fail", "skip"]
 PromptSets = Annotated[list[Name], Field(min_length=1)]
-Format = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Literal[tuple(FORMATS)]))]
 
 # A variable of a chat template, apart from those that every rendering sets.
 RESERVED = "messages|tools|documents|add_generation_prompt|[a-z]+_token"
 TemplateVariable = Annotated[str, StringConstraints(pattern=rf"^(?!({RESERVED})\Z)[A-Za-z_]\w*\Z")]
-TemplateArguments = Annotated[dict[TemplateVariable, int | float | str | bool], Field(min_length=1)]
-
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
 ]
-# A text around the last turn of the user.
-PromptTemplate = Annotated[str, StringConstraints(pattern=r"\{prompt\}")]
 # Files inside the source.
 Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
 ColumnList = Annotated[list[NonEmptyText], Field(min_length=1)]
@@ -102,9 +96,7 @@ class Split(Settings):
     by: Literal["row", "prompt"]
 
 
-# Digests of rows that are removed after the split.
 RowDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]
-Exclude = Annotated[list[RowDigest], Field(min_length=1), SORTED]
 
 
 class DatasetKeys(Entry):
@@ -112,7 +104,8 @@ class DatasetKeys(Entry):
 
     split: PhaseWeights | PhaseList = ABSENT
     max_rows: Count = ABSENT
-    exclude: Exclude = ABSENT
+    # Digests of rows that are removed after the split.
+    exclude: Annotated[list[RowDigest], Field(min_length=1), SORTED] = ABSENT
 
 
 class Source(Entry):
@@ -127,17 +120,19 @@ class Source(Entry):
 
 
 OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
-OF_RESPONSES = ReadIf(lambda settings: settings["format"] != PROMPTS, "with format: prompt")
 
 
 class SourceDataset(DatasetKeys, Source):
     """A dataset of files."""
 
-    format: Format
+    format: Annotated[str, GetPydanticSchema(lambda _, handle: handle(Literal[tuple(FORMATS)]))]
     columns: dict[str, NonEmptyText | ColumnList] = ABSENT
     keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
-    remove: Annotated[Regex, OF_RESPONSES] = ABSENT
-    prompt_template: Annotated[PromptTemplate, OF_DIALOGUES] = ABSENT
+    remove: Annotated[
+        Regex, ReadIf(lambda settings: settings["format"] != PROMPTS, "with format: prompt")
+    ] = ABSENT
+    # A text around the last turn of the user.
+    prompt_template: Annotated[str, StringConstraints(pattern=r"\{prompt\}"), OF_DIALOGUES] = ABSENT
     system: Annotated[NonEmptyText, OF_DIALOGUES] = ABSENT
     name: NonEmptyText = ABSENT
     train: Glob = ABSENT
@@ -160,12 +155,9 @@ class SourceDataset(DatasetKeys, Source):
             names = named_columns(self.keep or {})
         except ValueError as error:
             return problems | {f"{key}: {error}": True}
-        received = {*POSITIONAL, MESSAGES}
-        found = {
-            f"keep: {name} is what reward functions receive anyway"
-            for name in received & names.keys()
-        }
-        return problems | dict.fromkeys(found, True)
+        for name in names.keys() & {*POSITIONAL, MESSAGES}:
+            problems[f"keep: {name} is what reward functions receive anyway"] = True
+        return problems
 
 
 class GeneratedDataset(DatasetKeys):
@@ -221,7 +213,9 @@ class ModelKeys(Entry):
     """Keys of all models."""
 
     template: Template = ABSENT
-    template_arguments: TemplateArguments = ABSENT
+    template_arguments: Annotated[
+        dict[TemplateVariable, int | float | str | bool], Field(min_length=1)
+    ] = ABSENT
     prompt_sets: PromptSets = ABSENT
 
 

@@ -16,8 +16,16 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.recipes import PHASES, RECIPE_NAME, RECIPES, Config, ConfigError, checked
-from snakechat.config.references import MESSAGES, Reference, input_names, weighted_functions
+from snakechat.config.recipes import (
+    PHASES,
+    RECIPE_NAME,
+    RECIPES,
+    Config,
+    ConfigError,
+    Reference,
+    checked,
+)
+from snakechat.config.rlhf import MESSAGES, input_names, weighted_functions
 from snakechat.config.sections import RecipePlacement, Sections
 from snakechat.config.settings import has_reference_point
 from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from snakechat.config.references import (
+from snakechat.config.rlhf import (
     JUDGES,
-    Reference,
     in_order,
     input_names,
     judge_names,
@@ -66,6 +65,13 @@ COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
 # The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").
 JobId = tuple[str, str]
+
+
+class Reference(NamedTuple):
+    """A recipe of a stage, or an entry of `models` or `llm_judges`."""
+
+    section: str
+    name: str
 
 
 class ConfigError(InputError):

@@ -8,8 +8,7 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
 from snakechat.config.data_sections import BadRowPolicy, Dataset, Model, PromptSets, Split
-from snakechat.config.references import Reward
-from snakechat.config.rlhf import GenerationSettings, RlhfSettings
+from snakechat.config.rlhf import GenerationSettings, Reward, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
@@ -59,8 +58,7 @@ SET_BY_CLIENT = {
     *("messages", "model", "n", "stream", "stream_options", "logprobs", "top_logprobs"),
     *("tools", "tool_choice", "functions", "function_call", "modalities", "audio"),
 }
-# Specs are public: a user name, a password or a query in the address is an error.
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
+
 
 SweepValues = Annotated[list[int | float | str | bool], Field(min_length=1)]
 
@@ -87,10 +85,6 @@ class Gate(Settings):
         }
 
 
-# Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
-SlurmKey = Literal["partition", "account", "qos", "constraint", "gpu_type"]
-
-
 class PlacementKeys(Settings):
     """Keys of a deployment, which a recipe may change (snakechat.workflow.processes)."""
 
@@ -112,7 +106,10 @@ class PlacementKeys(Settings):
     critic_zero_stage: Annotated[Literal[0, 1, 2, 3] | None, only_with("algorithm", "ppo")] = ABSENT
     offload_frozen: Annotated[bool, ReadIf(lambda s: "algorithm" in s, "outside of rlhf")] = ABSENT
     max_mem_mb: Count | None = ABSENT
-    slurm: dict[SlurmKey, str] | None = ABSENT
+    # Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
+    slurm: dict[Literal["partition", "account", "qos", "constraint", "gpu_type"], str] | None = (
+        ABSENT
+    )
 
 
 # A deployment has values for these, which have no defaults.
@@ -185,9 +182,6 @@ DatasetList = Annotated[
     Field(min_length=1),
     AfterValidator(_named_weights),
 ]
-Blend = Annotated[
-    list[tuple[str, float]], GetPydanticSchema(lambda _, handler: handler(DatasetList))
-]
 
 
 WITH_COMMAND = only_with("command")
@@ -218,7 +212,9 @@ class RecipeKeys(Settings):
     # Fields of settings that models and judges determine.
     not_keys: ClassVar = ("reward_templates", "llm_judges")
 
-    datasets: Blend
+    datasets: Annotated[
+        list[tuple[str, float]], GetPydanticSchema(lambda _, handler: handler(DatasetList))
+    ]
     # The name of a deployment, or keys that change one.
     placement: str | PlacementChanges = ABSENT
 
@@ -281,10 +277,12 @@ class RlhfRecipe(RlhfSettings, TrainingKeys):
     compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
 
     def problems(self) -> dict[str, bool]:
-        needs = "distill needs a teacher, and no other algorithm has one"
-        text = f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: {needs}"
-        is_wrong = (self.algorithm == "distill") != (self.teacher is not None)
-        return super().problems() | {text: is_wrong}
+        return super().problems() | {
+            f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: distill needs a"
+            " teacher, and no other algorithm has one": (
+                (self.algorithm == "distill") != (self.teacher is not None)
+            )
+        }
 
 
 class GenerationRecipe(GenerationSettings, RecipeKeys):
@@ -320,7 +318,8 @@ class LlmJudge(Settings):
         {"temperature": 0}
     )
 
-    url: Url
+    # Specs are public: a user name, a password or a query in the address is an error.
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
     key_env: EnvironmentVariable = ABSENT
     requests_per_minute: Positive = ABSENT
     concurrency: Count = 8

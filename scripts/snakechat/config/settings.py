@@ -84,11 +84,12 @@ class Settings(BaseModel):
         known = [key for key in cls.model_fields if key not in cls.not_keys]
         unknown = [key for key in values if key not in known] if isinstance(values, dict) else []
         if unknown and cls.model_config["extra"] != "allow":
-            texts = []
-            for key in unknown:
-                similar = difflib.get_close_matches(str(key), known)
-                guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
-                texts.append(f"{key!r}: unknown key ({guess})")
+            similar = {key: difflib.get_close_matches(str(key), known) for key in unknown}
+            hints = {
+                key: f"did you mean {' or '.join(keys)}?" if keys else ALL_KEYS
+                for key, keys in similar.items()
+            }
+            texts = [f"{key!r}: unknown key ({hint})" for key, hint in hints.items()]
             # Its path has the first one.
             message = "; ".join(texts).removeprefix(f"{unknown[0]!r}: ")
             context = {"key": unknown[0], "number": len(unknown), "message": message}
@@ -168,7 +169,6 @@ Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
 Number = Annotated[float, IS_NUMBER]
 Count = Annotated[int, Field(ge=1), IS_NUMBER]
 NonNegativeInt = Annotated[int, Field(ge=0), IS_NUMBER]
-SequenceLength = Annotated[int, Field(ge=2), IS_NUMBER]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1), IS_NUMBER]
 Positive = Annotated[float, Field(gt=0), IS_NUMBER]
 NonNegative = Annotated[float, Field(ge=0), IS_NUMBER]
@@ -259,7 +259,7 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
 class SequenceSettings(TrainingSettings):
     """Settings of the stages that train one model on tokenized sequences: sft, reward and dpo."""
 
-    max_length: SequenceLength
+    max_length: Annotated[int, Field(ge=2), IS_NUMBER]
     learning_rate: LearningRate
 
 

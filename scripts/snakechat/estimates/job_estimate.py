@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from snakechat.config.references import model_names
-from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update, model_names
 from snakechat.data.hub import fetch
 from snakechat.data.ragged_arrays import optional_ragged
 from snakechat.estimates.flops import Gpu, flops_per_token

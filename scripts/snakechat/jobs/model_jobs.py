@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, available
-from snakechat.config.references import Reference
+from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, Reference, available
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
 from snakechat.jobs.data_jobs import Description, Inputs, errors_at, present

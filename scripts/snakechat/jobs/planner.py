@@ -21,8 +21,7 @@ from snakemake.exceptions import CliException
 from snakemake.utils import update_config
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import RECIPE_NAME, STAGES
-from snakechat.config.references import Reference
+from snakechat.config.recipes import RECIPE_NAME, STAGES, Reference
 from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream

@@ -20,8 +20,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import Config, JobId
-from snakechat.config.references import Reference
+from snakechat.config.recipes import Config, JobId, Reference
 from snakechat.config.sections import judge_access
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import RULES
