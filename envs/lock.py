@@ -65,8 +65,9 @@ def compile_lock(source: str, locks: list[str], options: list[str]) -> dict[str,
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "lock.txt")
-        former = [(ROOT / lock).read_text() for lock in locks if (ROOT / lock).exists()]
-        output.write_text("".join(former))
+        output.write_text(
+            "".join((ROOT / lock).read_text() for lock in locks if (ROOT / lock).exists())
+        )
         # It prints the lock, too.
         command = ["uv", "pip", "compile", *RESOLUTION, *options, source, f"--output-file={output}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

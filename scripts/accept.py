@@ -46,9 +46,6 @@ from snakechat.workflow.store import (
     work_path,
 )
 
-# What a person can judge to be equivalent.
-ACCEPTABLE = ("code", "requirements")
-
 
 @one_line_errors()
 def main() -> None:
@@ -85,7 +82,8 @@ def acceptable_changes(
     files: As for causes_of.
     """
     recorded = manifest["spec"]
-    kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
+    # A person can judge that other code and other libraries are equivalent.
+    kept = {**spec, "code": recorded["code"], "requirements": recorded["requirements"]}
     causes = causes_of(kept, files)
     if causes or digest(without_names(kept)) != digest(recorded):
         raise InputError(
@@ -99,9 +97,14 @@ def acceptable_changes(
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
     """Add a copy of a result to the store that counts for a job's spec, and record that."""
-    spec, date = without_names(job.spec), datetime.datetime.now(datetime.UTC).date().isoformat()
-    entry = {"because": reason, "date": date, "changes": changes}
-    entry |= {"from": digest(manifest["spec"]), "to": digest(spec)}
+    spec = without_names(job.spec)
+    entry = {
+        "because": reason,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "changes": changes,
+        "from": digest(manifest["spec"]),
+        "to": digest(spec),
+    }
     accepted = {**manifest, "spec": spec, "accepted": [*manifest.get("accepted", ()), entry]}
     folder = Path(job.options.stores[0], result_id(accepted))
     with locked(folder):

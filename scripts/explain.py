@@ -42,12 +42,8 @@ def print_group(
             reached.setdefault(job)
     first, *names = (job_name(job.spec) for job in reached)
     others, downstream = names[: len(roots) - 1], names[len(roots) - 1 :]
-    if causes == (NEVER_BUILT,):
-        print(f"{first} {NEVER_BUILT}")
-    elif len(causes) == 1:
-        print(f"{first} is stale: {causes[0]}")
-    else:
-        print(f"{first} is stale:", *causes, sep="\n  ")
+    start = first if causes == (NEVER_BUILT,) else f"{first} is stale:"
+    print(start, *causes, sep=" " if len(causes) == 1 else "\n  ")
     if others:
         print(f"  the same applies to: {', '.join(others)}")
     if downstream:

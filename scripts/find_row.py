@@ -84,11 +84,12 @@ def main() -> None:
         if digests or unknown:
             are_made.append(not own)
             phases = ", ".join(sorted({row.split for row in used if "." in row.split}))
-            print(f"{name}: rows: {len(digests):,}{f' ({phases})' if phases else ''}")
-            for row in own:
-                print(f"  {row.digest}  {row.split} row {row.number}")
-            for path in sorted(unknown):
-                print(f"  unknown: no copy of {path} was found")
+            print(
+                f"{name}: rows: {len(digests):,}{f' ({phases})' if phases else ''}",
+                *(f"  {row.digest}  {row.split} row {row.number}" for row in own),
+                *(f"  unknown: no copy of {path} was found" for path in sorted(unknown)),
+                sep="\n",
+            )
     if not are_made:
         print("no row matches")
     sys.exit(0 if any(are_made) else 1)

@@ -44,9 +44,6 @@ from snakechat.workflow.store import (
     work_path,
 )
 
-# Seconds by which the clock of a file server may be behind.
-CLOCK_DIFFERENCE = 2
-
 
 @one_line_errors()
 def main() -> None:
@@ -159,24 +156,28 @@ def list_versions(target: str) -> None:
     for number, entry in reversed(list(enumerate(entries))):
         made, host = entry.made()
         mark = "  current" if entry.folder == current else ""
-        print(f"{format_time(made)}  {format_size(entry.num_bytes):>12}  {host}{mark}")
-        print(f"  {os.path.relpath(entry.folder)}")
-        if number:
-            before = entries[number - 1].folder
-            old, new = (read_manifest(each / MANIFEST) for each in (before, entry.folder))
-            if old is None or new is None:
-                print("    a manifest cannot be read")
-                continue
-            changes = spec_changes(old["spec"], new["spec"])
-            changes += [
-                f"input {name} had other content"
-                for name, before in sorted(old["inputs"].items())
-                if before["digest"] != new["inputs"].get(name, before)["digest"]
-            ]
-            if content_digest(old) == content_digest(new):
-                changes.append("the files are the same")
-            for change in changes:
-                print(f"    {change}")
+        changes = changes_since(entries[number - 1].folder, entry.folder) if number else []
+        print(
+            f"{format_time(made)}  {format_size(entry.num_bytes):>12}  {host}{mark}",
+            f"  {os.path.relpath(entry.folder)}",
+            *(f"    {change}" for change in changes),
+            sep="\n",
+        )
+
+
+def changes_since(earlier: Path, later: Path) -> list[str]:
+    """Describe what changed between two versions of a result, given their folders."""
+    old, new = (read_manifest(folder / MANIFEST) for folder in (earlier, later))
+    if old is None or new is None:
+        return ["a manifest cannot be read"]
+    inputs = [
+        f"input {name} had other content"
+        for name, before in sorted(old["inputs"].items())
+        if before["digest"] != new["inputs"].get(name, before)["digest"]
+    ]
+    is_same = content_digest(old) == content_digest(new)
+    same = ["the files are the same"] if is_same else []
+    return [*spec_changes(old["spec"], new["spec"]), *inputs, *same]
 
 
 # --- gc ---------------------------------------------------------------------------------------
@@ -184,7 +185,8 @@ def list_versions(target: str) -> None:
 
 def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     """Remove results that no root's links lead to; raise InputError where that is unknown."""
-    started = time.time() - CLOCK_DIFFERENCE
+    # The clock of a file server may be 2 seconds behind.
+    started = time.time() - 2
     needed = paths_by_key(store, Path("output"))
     results = stored_folders(store)
     if results and needed.keys().isdisjoint(folder.name for folder in results):

@@ -57,8 +57,10 @@ def main() -> None:
     same = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
     outcome = f"{num_problems:,} problems" if num_problems else same
     unlimited = f", {num_unlimited:,} not hermetic" if num_unlimited else ""
-    total = f"{len(results):,} results{unlimited}, {len(sizes):,} files, {sum(sizes):,} bytes"
-    print(f"{total}: {outcome}")
+    print(
+        f"{len(results):,} results{unlimited}, {len(sizes):,} files, {sum(sizes):,} bytes:"
+        f" {outcome}"
+    )
     sys.exit(num_problems > 0)
 
 

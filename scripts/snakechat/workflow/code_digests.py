@@ -104,8 +104,7 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
 
 def selected_code(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Return the reward functions of a program, and whether it samples by vLLM."""
-    functions = settings.get("reward_functions", ())
-    return tuple(functions), settings.get("generation_backend") == "vllm"
+    return tuple(settings.get("reward_functions", ())), settings.get("generation_backend") == "vllm"
 
 
 class Module(NamedTuple):
@@ -127,6 +126,8 @@ class Modules:
 
     def __init__(self, scripts: Path) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
+        # snakechat.algorithms.reward_functions finds these before libraries, too.
+        self.helpers = {file.stem for file in self.rewards.glob("*.py")} - sys.stdlib_module_names
         # In which imports look for our modules; `snakechat` may be a link.
         self.folders = [scripts, scripts / "snakechat", self.rewards]
         self._find = cache(self._find_module)
@@ -189,14 +190,11 @@ class Modules:
         top, libraries = self.rewards if is_reward else self.scripts, set[str]()
         packages = [top / folder / "__init__.py" for folder in path.relative_to(top).parents]
         imports = [file for file in packages if file.is_file()]
-        # snakechat.algorithms.reward_functions has the same precedence.
-        modules = {file.stem for file in top.glob("*.py")} if is_reward else set[str]()
-        of_rewards = modules - sys.stdlib_module_names - {path.stem}
         for level, module, attribute in statements:
             names = module.split(".") if module else []
             if level:
                 folder = path.parents[level - 1]
-            elif names[0] in of_rewards:
+            elif is_reward and names[0] in self.helpers - {path.stem}:
                 folder = self.rewards
             elif self._find(self.scripts, names[0]):
                 folder = self.scripts

@@ -51,7 +51,6 @@ def describe_error(error: Exception, target: str) -> str | None:
     if isinstance(error, InputError):
         return str(error)
     operation, denied = missing_kernel(error), denied_line(error)
-    kernel = f"torch has no deterministic kernel of {operation} for this device"
     for applies, line in (
         (
             is_out_of_memory(error),
@@ -61,7 +60,11 @@ def describe_error(error: Exception, target: str) -> str | None:
             world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)),
             "another process of this job has ended",
         ),
-        (operation, f"{kernel}: set deterministic: false"),
+        (
+            operation,
+            f"torch has no deterministic kernel of {operation} for this device: set"
+            " deterministic: false",
+        ),
         (denied, denied),
     ):
         if applies:
@@ -69,11 +72,10 @@ def describe_error(error: Exception, target: str) -> str | None:
     # Libraries written in Rust put the errno into the message.
     found = re.search(r"\(os error (\d+)\)", str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
+    # Of a link, the first name is what it leads to.
+    file = getattr(error, "filename2", None) or getattr(error, "filename", None) or target
     # socket.gaierror (an unknown host) has negative numbers, which are not errnos.
-    if not number or number < 0:
-        return None
-    file = getattr(error, "filename", None) or target
-    return f"{os.strerror(number)}: {printable_line(file)}"
+    return f"{os.strerror(number)}: {printable_line(file)}" if number and number > 0 else None
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -82,9 +84,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return False
     # Compare names of classes: this module must not import torch.
     classes = {cls.__name__ for cls in type(error).__mro__}
-    if classes & {"MemoryError", "OutOfMemoryError"} or OUT_OF_MEMORY.search(str(error)):
-        return True
-    return is_out_of_memory(error.__cause__)
+    is_own = classes & {"MemoryError", "OutOfMemoryError"} or OUT_OF_MEMORY.search(str(error))
+    return bool(is_own) or is_out_of_memory(error.__cause__)
 
 
 def denied_line(error: BaseException) -> str | None:
@@ -106,8 +107,9 @@ def denied_line(error: BaseException) -> str | None:
 
 def tool_parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
     """Return the parser of a tool, whose help is its docstring. options: Of ArgumentParser."""
-    form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=form, **options)
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+    )
 
 
 @contextmanager

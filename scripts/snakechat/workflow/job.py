@@ -37,8 +37,6 @@ PREPARED = "SNAKECHAT_PREPARED"
 STATES = "SNAKECHAT_STATES"
 # The file among its checkpoints in which an import notes the source file that it reads.
 READING = "reading"
-# Seconds that the first process has to report an error before another process reports it.
-REPORT_DELAY = 10
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -167,9 +165,9 @@ def report_errors(work: Callable[[dict[str, Any]], T], spec_file: str) -> T:
             raise
         if rank() > 0:
             # One process prints the line for all. The launcher ends this one as soon as rank 0 ends
-            # with the same error.
+            # with the same error, for which it has 10 seconds.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(REPORT_DELAY)
+            time.sleep(10)
         # In a log, what was printed before stands before the error.
         with suppress(OSError):
             sys.stdout.flush()

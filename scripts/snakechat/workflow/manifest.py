@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
@@ -266,8 +266,11 @@ def read_manifest(path: str | Path) -> Manifest | None:
 
 def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
     """Return the size and sha256 of every file in a result folder, by relative path."""
-    paths = sorted(Path(folder).rglob("*"))
-    listed = (path for path in paths if path.name not in UNLISTED_FILES and path.is_file())
+    listed = (
+        path
+        for path in sorted(Path(folder).rglob("*"))
+        if path.name not in UNLISTED_FILES and path.is_file()
+    )
     return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256}
         for path, sha256 in file_digests(listed).items()
@@ -321,12 +324,11 @@ def read_run_record(
 Lineage = dict[str, dict[str, Any]]
 
 
-def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
+def merge_lineages(manifests: Collection[Mapping[str, Any]]) -> Lineage:
     """Return the lineage of a job, given the manifests of its inputs.
 
     An input of the job itself is listed as it is, and not as another input was made from it.
     """
-    manifests = list(manifests)
     jobs = {result: job for each in manifests for result, job in each["lineage"].items()}
     for manifest in manifests:
         spec, result = manifest["spec"], result_id(manifest)
