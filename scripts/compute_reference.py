@@ -39,8 +39,9 @@ def main(job: Job[Any]) -> None:
         for split, rows in pairs.items():
             examples = {split: rows}
             if settings.mismatched_max_length is not None:
-                mismatched = rows.mismatched(settings.mismatched_max_length, split)
-                examples[f"{split}.mismatched"] = mismatched
+                examples[f"{split}.mismatched"] = rows.mismatched(
+                    settings.mismatched_max_length, split
+                )
             batches = settings.batches if split == "train" else None
             for name, each in examples.items():
                 logprobs = logprobs_by_epoch(model.module, each, batches)

@@ -40,10 +40,11 @@ def train():
     from snakechat.workflow import job
 
     class Limited(MemoryTracker):
-        def _track(self, storage):
-            super()._track(storage)
+        def __torch_dispatch__(self, *arguments):
+            outputs = super().__torch_dispatch__(*arguments)
             if self.bytes > LIMIT:
                 raise torch.OutOfMemoryError(f"{self.bytes} of {LIMIT} bytes")
+            return outputs
 
     train_model, trial = trainer.Training.train, engine.Engine.trial
 

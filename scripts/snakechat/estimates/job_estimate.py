@@ -120,8 +120,7 @@ def count_rows(job: PlannedJob, split: str) -> tuple[float, list[str]]:
             continue
         source, division = records.description.settings, rows.description.settings
         if "generate" in source:
-            eval_rows = source["eval_rows"]
-            listed = {"train": source["rows"] - eval_rows, "eval": eval_rows}
+            listed = {"train": source["rows"] - source["eval_rows"], "eval": source["eval_rows"]}
         elif listed := DATASET_ROWS.get(source.get("hub", ""), {}):
             notes.append(f"assumed: {rows.name} has as many rows as the Hub listed in 2024")
         else:
@@ -141,8 +140,7 @@ def model_config(job: PlannedJob) -> str:
     """
     settings = job.description.settings
     if job.rule == "init_model":
-        size = settings["tokenizer"]["vocab_size"]
-        return json.dumps({**settings["init"], "vocab_size": size})
+        return json.dumps(settings["init"] | {"vocab_size": settings["tokenizer"]["vocab_size"]})
     if job.rule == "fetch_model":
         for folder in (job.path, job.options.source):
             if folder and Path(folder, "config.json").exists():
@@ -164,10 +162,10 @@ def hub_config(name: str, revision: str) -> str:
 
 def total_flops(workload: Workload) -> float:
     """Return the operations of all passes, with what activation checkpointing recomputes."""
-    passes = []
-    for model, _, forwards, epochs, _ in workload.runs:
-        recomputed = epochs * model.activation_checkpointing
-        passes.append((measure_size(model), forwards + recomputed, epochs))
+    passes = [
+        (measure_size(model), forwards + epochs * model.activation_checkpointing, epochs)
+        for model, _, forwards, epochs, _ in workload.runs
+    ]
     return workload.rows * workload.length * flops_per_token(passes, workload.attended)
 
 
@@ -289,8 +287,7 @@ class JobEstimate:
         rows, count = self._rows(prompts), settings.num_generations
         # Without its adapters, the actor is the reference model; a teacher is another one.
         reference = "teacher" if settings.algorithm == "distill" else "actor"
-        is_lora = settings.lora_rank > 0 and settings.train_base == "none"
-        is_apart = reference == "teacher" or not is_lora
+        is_apart = reference == "teacher" or not settings.lora_rank or settings.train_base != "none"
         forwards = (not evaluated_in_update(settings)) + (not is_apart)
         actor = self._run("actor", POLICY, forwards, "")._replace(samples=True)
         sampling = self._sampling(
@@ -304,8 +301,9 @@ class JobEstimate:
             runs.append(self._run(reference, POLICY, 1))
         note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
         tokens = tokens._replace(notes=[*tokens.notes, note])
-        has_ema = settings.ema_decay > 0
-        return self._work(runs, rows, tokens, int(tokens.responses), ema=has_ema, **sampling)
+        return self._work(
+            runs, rows, tokens, int(tokens.responses), ema=settings.ema_decay > 0, **sampling
+        )
 
     def _evaluation(self) -> Workload | None:
         """Passes over rows by one model after the other, which may sample first.
@@ -418,5 +416,8 @@ class JobEstimate:
         if not math.isnan(own):
             # Batches of equal size.
             sequences = math.ceil(own / max(math.ceil(own / sequences), 1)) or 1
-        sampled = BatchShape(sequences, length, limit)
-        return {"responses": responses, "sampled": sampled, "vllm_ranks": ranks}
+        return {
+            "responses": responses,
+            "sampled": BatchShape(sequences, length, limit),
+            "vllm_ranks": ranks,
+        }

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -254,21 +253,25 @@ def _fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     batch = TokenBatch(ids, targets, targets, ends, ends)
     if not module.supports_packing:
         return batch
-    bounds = torch.zeros(number + 1, dtype=torch.int32)
-    segments = Segments(ids, ids, Spans(bounds, length))
-    return batch._replace(position_ids=ids, segments=segments)
+    own = Spans(torch.zeros(number + 1, dtype=torch.int32), length)
+    return batch._replace(position_ids=ids, segments=Segments(ids, ids, own))
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Tracks the bytes of all storages that are created in its context while they live."""
+    """Tracks the bytes of all storages that are created in its context while they live.
 
-    def __init__(self, module: nn.Module) -> None:
+    Attributes:
+        bytes, peak: Bytes now, and the most so far. The weights of the module do not count.
+    """
+
+    bytes = peak = 0
+
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        self.bytes = self.peak = 0
-        # By address. The weights of the module do not count.
-        self.storages: dict[int, Any] = {}
-        for tensor in (*module.parameters(), *module.buffers()):
-            self.storages[tensor.untyped_storage()._cdata] = tensor
+        tensors = (*module.parameters(), *module.buffers())
+        self.others = {tensor.untyped_storage()._cdata for tensor in tensors}
+        # By address.
+        self.storages = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -276,21 +279,12 @@ class MemoryTracker(TorchDispatchMode):
         outputs = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-                self._track(tensor.untyped_storage())
-        return outputs
-
-    def _track(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.storages:
-            return
-
-        def release(_: Any) -> None:
-            self.bytes -= size
-            del self.storages[key]
-
-        self.storages[key] = weakref.ref(storage, release)
-        self.bytes += size
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.others:
+                    self.storages[storage._cdata] = storage
+        self.bytes = sum(storage.nbytes() for storage in self.storages.values())
         self.peak = max(self.peak, self.bytes)
+        return outputs
 
 
 # --- memory of a job ------------------------------------------------------------------------------

@@ -275,10 +275,9 @@ def flash_forward(
     query, key, value = states
     if query.is_cuda:
         lengths = _lengths(of_queries, of_keys)
-        found = torch.ops.aten._flash_attention_forward(
+        return torch.ops.aten._flash_attention_forward(
             *states, *lengths, 0.0, is_causal, False, scale=scaling
-        )
-        return found[:2]
+        )[:2]
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
     key, value = (_for_all_heads(each, query) for each in (key, value))
     for rows, keys in _segments(of_queries, of_keys):

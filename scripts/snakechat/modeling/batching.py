@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
@@ -93,13 +92,13 @@ class TokenBatch(NamedTuple):
         the segments that define it (attention.packed_arguments).
     """
 
-    input_ids: Tensor
-    state_index: Tensor
-    target_index: Tensor
-    last_index: Tensor
-    target_lengths: Tensor
-    attention_mask: Tensor | None = None
-    position_ids: Tensor | None = None
+    input_ids: torch.Tensor
+    state_index: torch.Tensor
+    target_index: torch.Tensor
+    last_index: torch.Tensor
+    target_lengths: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
     segments: Segments | None = None
 
 
@@ -242,8 +241,9 @@ class Examples:
                 not: a family that cannot be packed may have no position for the padding.
         """
         # Rows of each sequence, and which of their responses it has.
-        sequences: list[tuple[list[int], Sequence[Any]]]
-        sequences = [(rows, self.responses) for rows in packed]
+        sequences: list[tuple[list[int], Sequence[Any]]] = [
+            (rows, self.responses) for rows in packed
+        ]
         if not packing:
             # A sequence for each response, all first responses before all second ones.
             sequences = [(rows, [responses]) for responses in self.responses for rows in packed]
@@ -277,7 +277,7 @@ class Examples:
         # All first responses before all second ones.
         found.sort(key=lambda each: each[0])
 
-        def to_device(array: np.ndarray | list[Any]) -> Tensor:
+        def to_device(array: np.ndarray | list[Any]) -> torch.Tensor:
             return copy_to_device(torch.from_numpy(np.asarray(array)), device)
 
         ids, positions, row_ids, segment_ids = table.reshape(4, -1, width)

@@ -11,8 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -48,11 +46,11 @@ class PreallocatedLayer(DynamicLayer):
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self.max_length, self.length = max_length, 0
-        self.buffers: list[Tensor] = []
+        self.buffers: list[torch.Tensor] = []
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values, and return all of them."""
         states = key_states, value_states
         if not self.buffers:
@@ -69,7 +67,7 @@ class PreallocatedLayer(DynamicLayer):
         """Return the number of cached tokens."""
         return self.length
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Select rows of the batch, each any number of times."""
         self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
@@ -77,10 +75,10 @@ class PreallocatedLayer(DynamicLayer):
 def next_logits(
     model: PreTrainedModel,
     cache: DynamicCache,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    positions: Tensor,
-) -> Tensor:
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
     """Add tokens to a cache, and return the logits [b, V] that follow them.
 
     input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens], or bool
@@ -96,7 +94,7 @@ def next_logits(
 
 def pad_left(
     sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad sequences on the left. Returns input_ids and attention_mask, [n, T] each.
 
     The mask follows from the lengths, so pad_id may be any id.
@@ -116,7 +114,7 @@ def takes_dense_mask(model: PreTrainedModel) -> bool:
     return all(isinstance(layer, PreallocatedLayer) for layer in layers) and supports_packing(model)
 
 
-def count_unfinished(ended: Tensor, is_finite: Tensor) -> int:
+def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
     """Return the number of rows that have not ended: bool [b]. Waits for the device.
 
     Raises InputError unless all logits of the last tokens are finite.
@@ -130,7 +128,7 @@ def count_unfinished(ended: Tensor, is_finite: Tensor) -> int:
     return unfinished
 
 
-def all_finite(logits: Tensor) -> Tensor:
+def all_finite(logits: torch.Tensor) -> torch.Tensor:
     """Return whether each row of logits [b, V] has a largest one; -inf stands for no token."""
     return logits.amax(dim=1).isfinite().all()
 
@@ -154,14 +152,16 @@ class Decoder:
 
     has_cache, multiple, num_rows = False, 1, 1
 
-    def __init__(self, model: PreTrainedModel, stops: Tensor, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, stops: torch.Tensor, temperature: float) -> None:
         self.model, self.stops, self.temperature = model, stops, temperature
         self.takes_dense_mask = takes_dense_mask(model)
-        self.state = dict[str, Tensor]()
+        self.state = dict[str, torch.Tensor]()
         self.number, self.column = (stops.new_empty(1, dtype=torch.int64) for _ in range(2))
         self.is_finite = torch.ones((), dtype=torch.bool, device=stops.device)
 
-    def generate(self, input_ids: Tensor, attention_mask: Tensor, uniforms: Tensor) -> Tensor:
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, uniforms: torch.Tensor
+    ) -> torch.Tensor:
         """Generate responses [n * G, R] to left-padded prompts [n, T], G in a row for each prompt.
 
         uniforms: [n, G, R] in [0, 1), the only source of randomness. Returns token ids, filled with
@@ -200,10 +200,10 @@ class Decoder:
     def start(
         self,
         prompts: DynamicCache,
-        attention_mask: Tensor,
-        sources: Tensor,
-        tokens: Tensor,
-        uniforms: Tensor,
+        attention_mask: torch.Tensor,
+        sources: torch.Tensor,
+        tokens: torch.Tensor,
+        uniforms: torch.Tensor,
     ) -> None:
         """Start a batch after its first tokens.
 
@@ -223,13 +223,13 @@ class Decoder:
             "ended": torch.zeros_like(sources, dtype=torch.bool),
             "uniforms": uniforms,
             "tokens": tokens,
-            "mask": functional.pad(
+            "mask": torch.nn.functional.pad(
                 mask.bool() if self.takes_dense_mask else mask, (0, self.length - self.end)
             ),
         }
         self.start_cache(prompts, sources)
 
-    def start_cache(self, prompts: DynamicCache, sources: Tensor) -> None:
+    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
         """Start from the keys and values of the prompt [b] of each row."""
         self.cache = prompts
         self.cache.reorder_cache(cast(torch.LongTensor, sources))
@@ -238,7 +238,7 @@ class Decoder:
         """Return whether the batch is made smaller for some of its rows."""
         return num_rows <= COMPACTION_THRESHOLD * len(self.state["ended"])
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: torch.Tensor) -> None:
         """Keep the given rows of the batch."""
         self.state = {name: tensor[rows] for name, tensor in self.state.items()}
         self.cache.reorder_cache(cast(torch.LongTensor, rows))
@@ -270,7 +270,7 @@ class Decoder:
 # --- tokens by one random number each -----------------------------------------------------------
 
 
-def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float) -> torch.Tensor:
     """Sample tokens [b, c] by inverting the cumulative distribution of logits [b, V].
 
     Needs one random number in `uniforms` [b, c] per token, where torch.multinomial draws one per
@@ -280,7 +280,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tenso
     if temperature == 0:
         return logits.argmax(dim=1, keepdim=True).expand_as(uniforms)
     probabilities = torch.softmax(logits.float() / temperature, dim=1)
-    probabilities = functional.pad(probabilities, (0, -probabilities.shape[1] % CDF_BLOCK))
+    probabilities = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[1] % CDF_BLOCK))
     blocks = probabilities.view(len(logits), -1, CDF_BLOCK)
     block, uniforms = invert_cdf(blocks.sum(dim=2), uniforms)
     rows = torch.arange(len(logits), device=logits.device)[:, None]
@@ -291,7 +291,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> Tenso
     return tokens.clamp(max=logits.shape[1] - 1)
 
 
-def invert_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the entries at which the normalized cumulative sum exceeds each uniform number.
 
     weights: [..., m], not normalized. uniforms: [..., c] in [0, 1). Returns the indices [..., c] of

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from snakechat.modeling.attention import packed_arguments
@@ -110,10 +109,10 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     if segments is not None and positions is not None:
         arguments = packed_arguments(model, segments, positions)
     base_model: Any = model.base_model
-    hidden = base_model(
+    outputs = base_model(
         input_ids=batch.input_ids, position_ids=positions, use_cache=False, **arguments
-    ).last_hidden_state
-    return hidden.flatten(end_dim=1)
+    )
+    return outputs.last_hidden_state.flatten(end_dim=1)
 
 
 def pad_with_last(values: Tensor, lengths: Tensor) -> Tensor:
@@ -291,7 +290,7 @@ def logit_chunks(layer: Sequence[Any]) -> Iterator[tuple[slice, Tensor]]:
     size = max(1, acceleration().chunk_logits // len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, min(start + size, len(hidden)))
-        yield chunk, functional.linear(hidden[chunk], weight, bias)
+        yield chunk, torch.nn.functional.linear(hidden[chunk], weight, bias)
 
 
 def _evaluate(

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -131,14 +129,13 @@ class Sampler:
                 )
                 padded = pad_left([prompts[row] for row in rows], self.stop_ids[0], model.device)
                 randoms = copy_to_device(uniforms[rows], model.device)
-                tokens = decoder.generate(*padded, randoms).tolist()
-                for index, ids in enumerate(tokens):
+                for index, ids in enumerate(decoder.generate(*padded, randoms).tolist()):
                     ends = (column for column, token in enumerate(ids) if token in self.stop_ids)
                     end = next(ends, len(ids) - 1) + 1
                     responses[index % num_generations][rows[index // num_generations]] = ids[:end]
         return responses, None
 
-    def fixed_decoder(self, stops: Tensor, capacity: int) -> "FixedDecoder":
+    def fixed_decoder(self, stops: torch.Tensor, capacity: int) -> "FixedDecoder":
         """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
         # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -179,8 +176,9 @@ def max_batch_tokens(model: PreTrainedModel) -> int:
     memory = MEMORY_FRACTION * total
     if not processes.uses_deterministic_kernels():
         memory = min(memory, FREE_FRACTION * free)
-    itemsize = model.dtype.itemsize
-    return default_generate_tokens(model.config, itemsize, choices.micro_batch_tokens, memory)
+    return default_generate_tokens(
+        model.config, model.dtype.itemsize, choices.micro_batch_tokens, memory
+    )
 
 
 def cache_elements(config: PreTrainedConfig) -> int:
@@ -213,13 +211,13 @@ class FixedLayer(DynamicLayer):
         column: [1], where the next token is written. The caller advances it.
     """
 
-    def __init__(self, column: Tensor) -> None:
+    def __init__(self, column: torch.Tensor) -> None:
         super().__init__()
         self.column = column
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of a token, and return all columns."""
         keys, values = cast(Any, self.keys), cast(Any, self.values)
         keys.index_copy_(2, self.column, key_states)
@@ -248,13 +246,13 @@ class FixedDecoder(Decoder):
     has_cache, multiple = True, LENGTH_MULTIPLE
 
     def __init__(
-        self, model: PreTrainedModel, stops: Tensor, temperature: float, capacity: int
+        self, model: PreTrainedModel, stops: torch.Tensor, temperature: float, capacity: int
     ) -> None:
         super().__init__(model, stops, temperature)
         self.capacity, self.cache = capacity, DynamicCache(config=model.config)
         self.cache.layers = [FixedLayer(self.column) for _ in self.cache.layers]
         # Of the state, which has the keys and values of each layer.
-        self.buffers: dict[str, Tensor] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
         # By rows and length. They share a pool of memory.
         self.graphs: dict[torch.Size, Any] = {}
 
@@ -269,25 +267,28 @@ class FixedDecoder(Decoder):
         """Return whether there is a smaller graph for some of the rows."""
         return self.size_for(num_rows) < len(self.state["ended"])
 
-    def start_cache(self, prompts: DynamicCache, sources: Tensor) -> None:
+    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
         """Copy the keys and values of its prompt [b] to each row, and free the prompts' own."""
 
-        def tensors() -> Iterator[tuple[str, Tensor]]:
+        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             yield from self.state.items()
             for number, layer in enumerate(cast(Any, prompts.layers)):
                 # Without zeros, there could be NaN, which a mask does not remove.
                 padding = (0, 0, 0, self.length - layer.length)
                 for name in KEYS_VALUES:
-                    yield f"{name} {number}", functional.pad(layer.buffers.pop(0)[sources], padding)
+                    yield (
+                        f"{name} {number}",
+                        torch.nn.functional.pad(layer.buffers.pop(0)[sources], padding),
+                    )
 
         self._fill(torch.arange(len(sources), device=sources.device), tensors())
         self.end = self.length
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: torch.Tensor) -> None:
         """Keep the given rows of the batch."""
         self._fill(rows, self.state.items())
 
-    def _fill(self, rows: Tensor, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def _fill(self, rows: torch.Tensor, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy rows of the state to where the buffers begin; the last one fills a graph."""
         number, size = len(rows), self.size_for(len(rows))
         rows = torch.cat([rows, rows[-1:].expand(size - number)])
@@ -296,7 +297,7 @@ class FixedDecoder(Decoder):
         for index, layer in enumerate(cast(Any, self.cache.layers)):
             layer.keys, layer.values = (self.state[f"{name} {index}"] for name in KEYS_VALUES)
 
-    def _fixed(self, name: str, tensor: Tensor) -> Tensor:
+    def _fixed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the start of a buffer; return it there."""
         if name not in self.buffers:
             elements = tensor.shape[1] * tensor.shape[3] if tensor.ndim == 4 else 1

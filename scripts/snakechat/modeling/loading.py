@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -51,8 +50,7 @@ def load_causal(
         deferred: leave the weights in their files, for a model that ZeRO 3 partitions.
     """
     model = _load(AutoModelForCausalLM, folder, dtype, tokenizer, deferred)
-    generation: Any = model.generation_config
-    generation.eos_token_id = list(stop_ids(tokenizer, folder))
+    cast(Any, model.generation_config).eos_token_id = list(stop_ids(tokenizer, folder))
     return model
 
 
@@ -69,11 +67,10 @@ def load_scorer(
     sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
     transformers would initialize a random one.
     """
-    auto_class = AutoModelForSequenceClassification
-    model = _load(auto_class, folder, dtype, tokenizer, deferred, new_head)
+    model = _load(AutoModelForSequenceClassification, folder, dtype, tokenizer, deferred, new_head)
     if new_head:
         head: Any = model.score
-        nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
+        torch.nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
     return model
 
 
@@ -163,7 +160,7 @@ def check_weights(loading: Mapping[str, Any], where: str = "") -> None:
 # --- weights that stay in their files -----------------------------------------------------------
 
 
-def take_stored_weight(weight: nn.Parameter) -> torch.Tensor | None:
+def take_stored_weight(weight: torch.nn.Parameter) -> torch.Tensor | None:
     """Return the values of a deferred weight, once; None if the weight has its values.
 
     They have the dtype of their file and are mapped into memory: only pages that are read take any.
@@ -194,7 +191,7 @@ def defer_weights(
         weight.data = torch.zeros((), dtype=dtype).expand(weight.shape)
     if new_head:
         head: Any = model.score
-        head.weight = nn.Parameter(torch.empty(head.weight.shape, dtype=dtype))
+        head.weight = torch.nn.Parameter(torch.empty(head.weight.shape, dtype=dtype))
         model._init_weights(head)
 
 
@@ -207,8 +204,9 @@ def select_trained(model: PreTrainedModel, settings: Any) -> PreTrainedModel:
     Raises InputError if the recipe names layers or weights that the model has not.
     """
     if rank := settings.lora_rank:
-        targets = settings.lora_target_modules
-        return add_lora(model, rank, settings.lora_alpha, settings.train_base, targets)
+        return add_lora(
+            model, rank, settings.lora_alpha, settings.train_base, settings.lora_target_modules
+        )
     if settings.train_only is None:
         return model
     names, pattern = [name for name, _ in model.named_parameters()], settings.train_only
@@ -245,11 +243,12 @@ def add_lora(
     from peft import LoraConfig, inject_adapter_in_model
 
     # Not those outside of the blocks, such as the output layer and a score head.
-    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
+    lists = [name for name, each in model.named_modules() if isinstance(each, torch.nn.ModuleList)]
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and name.startswith(tuple(f"{n}." for n in lists))
+        if isinstance(layer, torch.nn.Linear | Conv1D)
+        and name.startswith(tuple(f"{n}." for n in lists))
     }
     matrices = {id(layer.weight) for layer in layers.values()}
     config = LoraConfig(
@@ -291,7 +290,7 @@ def _adapted_names(names: Iterable[str], targets: Sequence[str] | str | None) ->
 
 
 @contextlib.contextmanager
-def disable_adapters(model: nn.Module) -> Iterator[None]:
+def disable_adapters(model: torch.nn.Module) -> Iterator[None]:
     """Context in which the model computes what it did before adapters were added."""
     layers = adapted_layers(model).values()
     for layer in layers:
@@ -302,7 +301,7 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def merged_adapters(model: nn.Module) -> Iterator[None]:
+def merged_adapters(model: torch.nn.Module) -> Iterator[None]:
     """Context in which the weights of layers have their adapters merged, in the model's dtype.
 
     Addresses stay. A copy of the weights on the CPU, made once, restores them bit for bit.
@@ -322,7 +321,7 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
             layer.base_layer.weight.data.copy_(layer.unmerged_weight, non_blocking=True)
 
 
-def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
+def adapted_layers(model: torch.nn.Module) -> dict[str, "LoraLayer"]:
     """Return the layers that have adapters, by the names that their weights have without."""
     return {
         f"{name}.weight": cast("LoraLayer", layer)
@@ -331,10 +330,9 @@ def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
     }
 
 
-def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
-    """Return the two matrices of the adapter of a layer."""
-    modules: Any = layer.lora_A["default"], layer.lora_B["default"]
-    return [module.weight for module in modules]
+def adapter_weights(layer: Any) -> list[torch.Tensor]:
+    """Return the two matrices of the adapter of a layer (LoraLayer)."""
+    return [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
 
 
 def merge_adapter(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
@@ -344,7 +342,9 @@ def merge_adapter(layer: "LoraLayer", master: Master | None = None) -> torch.Ten
     discards updates smaller than half of the distance between two numbers.
     """
     base: Any = layer.base_layer
-    lora_a, lora_b = map(master or as_fp32, adapter_weights(layer))
+    lora_a, lora_b = (
+        master(weight) if master else weight.detach().float() for weight in adapter_weights(layer)
+    )
     merged = lora_b @ lora_a
     merged *= layer.scaling["default"]
     if isinstance(base, Conv1D):
@@ -352,8 +352,3 @@ def merge_adapter(layer: "LoraLayer", master: Master | None = None) -> torch.Ten
     # Without a copy of the weight in fp32.
     merged += master(base.weight) if master else base.weight.detach()
     return merged if master else merged.to(base.weight.dtype)
-
-
-def as_fp32(weight: torch.Tensor) -> torch.Tensor:
-    """Return the value of a weight in fp32, without gradient."""
-    return weight.detach().float()

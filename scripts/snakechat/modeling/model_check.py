@@ -13,12 +13,10 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from snakechat.modeling.batching import Examples, Ids
@@ -57,7 +55,7 @@ MAX_FP32_WEIGHTS = 1 << 29
 def check_model(
     module: Policy | Scorer,
     examples: Examples,
-    sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    sampling: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     samples: bool = False,
 ) -> None:
     """Compare the passes of a model with transformers' own; if only packing differs, disable it.
@@ -82,9 +80,11 @@ def check_model(
         # In fp32, a kernel of 16 bits has not run yet.
         if module.supports_packing and acceleration().attn_implementation == "auto":
             check = _ModelCheck(module, rows, device)
-            remedy = "set attn_implementation: sdpa in the placement"
-            action = "the attention kernel of the GPU"
-            check.compare(action, lambda: check.difference(rows), remedy)
+            check.compare(
+                "the attention kernel of the GPU",
+                lambda: check.difference(rows),
+                "set attn_implementation: sdpa in the placement",
+            )
 
 
 def probe_rows(model: PreTrainedModel, examples: Examples) -> Examples:
@@ -117,8 +117,7 @@ def comparable_weights(module: Policy | Scorer) -> Iterator[None]:
     is_whole = all(weight.shape == whole_shape(weight) for weight in weights)
     is_small = sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
     if not is_whole or not is_small or acceleration().compile:
-        yield
-        return
+        weights = []
     values = [weight.data for weight in weights]
     for weight in weights:
         weight.data = weight.data.float()
@@ -149,12 +148,17 @@ class _ModelCheck:
         if self.module.supports_packing:
             self.compare_packed()
         if samples:
-            remedy = "responses cannot be sampled from it: use another model"
-            self.compare("sampling with a key-value cache", self.cached_difference, remedy)
+            self.compare(
+                "sampling with a key-value cache",
+                self.cached_difference,
+                "responses cannot be sampled from it: use another model",
+            )
         if any(weight.requires_grad for weight in self.module.parameters()):
-            remedy = "set the noise that config.json adds in training to 0, or use another model"
-            action = "the forward pass in training mode"
-            self.compare(action, self.training_difference, remedy)
+            self.compare(
+                "the forward pass in training mode",
+                self.training_difference,
+                "set the noise that config.json adds in training to 0, or use another model",
+            )
 
     def compare_unpacked(self) -> None:
         """Compare sequences that are not packed. If the model is packed, a short one suffices."""
@@ -218,7 +222,7 @@ class _ModelCheck:
         expected = torch.stack([self.own_logprobs(text, NUM_STEPS + 1) for text in texts])
         input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
         cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
-        copies, cached = torch.tensor([0, 0, 1, 1], device=self.device), list[Tensor]()
+        copies, cached = torch.tensor([0, 0, 1, 1], device=self.device), list[torch.Tensor]()
         for token in (*text[-NUM_STEPS:], None):
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
             with self.scaled_logits():
@@ -233,7 +237,7 @@ class _ModelCheck:
         outputs = torch.stack(cached, dim=1).flatten(end_dim=1)
         return largest_difference([*outputs], [*expected[copies].flatten(end_dim=1)])
 
-    def outputs(self, rows: Examples, packing: bool = False) -> list[Tensor]:
+    def outputs(self, rows: Examples, packing: bool = False) -> list[torch.Tensor]:
         """Return the outputs [K] of each sequence as training computes them.
 
         They are log-probabilities of a policy's logits times `scale`, or scores times `scale`.
@@ -247,7 +251,7 @@ class _ModelCheck:
             values = self.scale * self.module(batch, batch.target_index)
         return [part[-NUM_COMPARED:] for part in values.split(batch.target_lengths.tolist())]
 
-    def own_outputs(self, ids: Ids) -> Tensor:
+    def own_outputs(self, ids: Ids) -> torch.Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.
 
         A classifier returns the score of the last token only.
@@ -258,17 +262,17 @@ class _ModelCheck:
             return logprobs.gather(1, self.tensor(ids)[0, -num_compared:, None]).squeeze(1)
         [outputs] = self.outputs(Examples([ids[:-1]], [ids[-1:]]))
         score = self.own_pass(ids).flatten().float()
-        outputs[-1:] = self.scale * (self.module.normalizer or Tensor.float)(score)
+        outputs[-1:] = self.scale * (self.module.normalizer or torch.Tensor.float)(score)
         return outputs
 
-    def own_logprobs(self, ids: Ids, num_last: int) -> Tensor:
+    def own_logprobs(self, ids: Ids, num_last: int) -> torch.Tensor:
         """Return the log-probabilities [num_last, V] that follow the last tokens of a sequence."""
         with self.scaled_logits():
             # Without logits_to_keep, the logits of a long sequence take gigabytes.
             logits = self.own_pass(ids, logits_to_keep=num_last)[0, -num_last:]
         return logits.float().log_softmax(dim=-1)
 
-    def own_pass(self, ids: Ids, **arguments: Any) -> Tensor:
+    def own_pass(self, ids: Ids, **arguments: Any) -> torch.Tensor:
         """Return the outputs of transformers' forward pass of a sequence, without a cache."""
         arguments |= {"input_ids": self.tensor(ids), "use_cache": False}
         # OPT would sum a mask of floats, for which GPUs have no deterministic kernel.
@@ -300,7 +304,7 @@ class _ModelCheck:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(f"{self.name}: {action} fails: {reason}: use another model") from error
 
-    def tensor(self, ids: Ids) -> Tensor:
+    def tensor(self, ids: Ids) -> torch.Tensor:
         """Return token ids as a batch of one sequence."""
         return torch.as_tensor(np.asarray(ids, np.int64), device=self.device)[None]
 
@@ -313,7 +317,7 @@ def sequences(rows: Examples) -> list[list[int]]:
     ]
 
 
-def largest_difference(outputs: list[Tensor], expected: list[Tensor]) -> float:
+def largest_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Return the largest mean absolute difference of the tokens of a sequence; infinity for NaN.
 
     A mean: rounding may route a single token to other experts, and other passes differ in all.

@@ -14,30 +14,28 @@ import shutil
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Cache,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    logging,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snakechat.data.model_files import layers_problem
-from snakechat.workflow import processes
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.processes import SERIAL, Placement
+from snakechat.workflow.processes import SERIAL, Placement, uses_deterministic_kernels
 
 # Progress bars for single files, and reports on score heads that are new on purpose.
-transformers.logging.disable_progress_bar()
-transformers.logging.set_verbosity_error()
+logging.disable_progress_bar()
+logging.set_verbosity_error()
 # Between peft and transformers: users cannot act on it.
 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
 # transformers imports DeepSpeed if it is installed, which warns if it finds no accelerator.
@@ -50,7 +48,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Returns a context in which every process has the whole of some weights. All processes must enter
 # it with the same weights.
-Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
+Gather = Callable[[Sequence[torch.Tensor]], contextlib.AbstractContextManager[Any]]
 # For weights that every process has.
 no_gather: Gather = contextlib.nullcontext
 
@@ -250,9 +248,9 @@ def choose_device(placement: Placement) -> torch.device:
         # and torch prefers it on Hopper. The memory-efficient kernels need no plans.
         torch.backends.cuda.enable_cudnn_sdp(False)
     # The threads of a CPU add the gradients of indexed rows in any order, too.
-    if not on_gpu or processes.uses_deterministic_kernels():
+    if not on_gpu or uses_deterministic_kernels():
         # Otherwise, an operation without such a kernel is a warning.
-        is_strict = processes.uses_deterministic_kernels()
+        is_strict = uses_deterministic_kernels()
         torch.use_deterministic_algorithms(True, warn_only=not is_strict)
         # It would write to memory that deferred weights reserve and never use.
         cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from huggingface_hub import get_local_safetensors_metadata, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
@@ -73,16 +72,18 @@ def save_adapter(
     if not all(".lora_" in name or (has_head and name == "score.weight") for name in trained):
         return
     with gather(list(trained.values())):
-        values = {name: (master or Tensor.detach)(weight) for name, weight in trained.items()}
+        values = {name: (master or torch.Tensor.detach)(weight) for name, weight in trained.items()}
         if rank() > 0:
             return
         config: Any = model.peft_config["default"]
-        config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
-        config.modules_to_save = ["score"] if has_head else None
-        config.base_model_name_or_path = model.config.name_or_path
-        config.inference_mode = True
-        # peft would write the set in an arbitrary order.
-        config.target_modules = sorted(config.target_modules)
+        vars(config).update(
+            task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
+            modules_to_save=["score"] if has_head else None,
+            base_model_name_or_path=model.config.name_or_path,
+            inference_mode=True,
+            # peft would write the set in an arbitrary order.
+            target_modules=sorted(config.target_modules),
+        )
         config.save_pretrained(folder)
         weights = {
             f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
@@ -97,15 +98,15 @@ def save_adapter(
 class SavedWeight(NamedTuple):
     """A weight of the saved model: the tensor of the model, or a layer whose adapter is merged."""
 
-    weight: Tensor
+    weight: torch.Tensor
     layer: "LoraLayer | None"
 
     @property
-    def sources(self) -> list[Tensor]:
+    def sources(self) -> list[torch.Tensor]:
         """The tensors of the model that the weight is computed from."""
         return [self.weight, *(adapter_weights(self.layer) if self.layer else ())]
 
-    def value(self, master: Master | None = None) -> Tensor:
+    def value(self, master: Master | None = None) -> torch.Tensor:
         """Return the weight, whose sources must be gathered."""
         if self.layer is not None:
             return merge_adapter(self.layer, master)
@@ -171,7 +172,10 @@ def write_weights(
             save_file(values, unfinished, metadata={"format": "pt"})
             unfinished.rename(folder / file)
     if split.is_sharded and is_first:
-        metadata = {"total_parameters": sum(map(Tensor.numel, shapes.values())), **split.metadata}
+        metadata = {
+            "total_parameters": sum(map(torch.Tensor.numel, shapes.values())),
+            **split.metadata,
+        }
         index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
 
@@ -183,7 +187,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def weights_in_files(
     model: PreTrainedModel, weights: Mapping[str, SavedWeight], dtype: torch.dtype | None = None
-) -> tuple[dict[str, Tensor], dict[str, SavedWeight | None]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, SavedWeight | None]]:
     """Return the weights in the files of a model by their names there.
 
     Returns their shapes, as tensors without memory; and the weight of the model that each one is,
@@ -206,8 +210,8 @@ def weights_in_files(
 
 def weight_files(folder: Path) -> dict[str, Path]:
     """Return the safetensors file of each weight of a folder."""
-    files = get_local_safetensors_metadata(folder).weight_map
-    return {name: folder / file for name, file in files.items()}
+    metadata = get_local_safetensors_metadata(folder)
+    return {name: folder / file for name, file in metadata.weight_map.items()}
 
 
 def count_stored_weights(folder: Path) -> int:

@@ -66,8 +66,9 @@ class VllmSampler(Sampler):
                 f"generation_backend: vllm, but vllm cannot be imported ({error}): install it"
                 " (docs/en/gpu.md), or set generation_backend: hf"
             ) from None
-        limit, count = settings.max_response_length, settings.num_generations
-        super().__init__(stop_ids, limit, settings.temperature, count)
+        super().__init__(
+            stop_ids, settings.max_response_length, settings.temperature, settings.num_generations
+        )
         self.vllm, self.llm, self.is_asleep = vllm, None, False
         self.settings, self.folder, self.num_ranks = settings, folder, num_ranks
 
