@@ -2,7 +2,7 @@
 
     python scripts/confined.py LIMITS FOLDER PROGRAM ARGUMENTS...
 
-LIMITS is a file of scripts/launch.py (limits_of of snakechat.workflow.hermetic) with these keys:
+LIMITS is a file of scripts/launch.py (limits_of of snakechat.workflow.publishing) with these keys:
 
 - read, folders, write: The paths that the program may read, import from and write.
 - network: Whether it may connect to any server.
@@ -59,9 +59,6 @@ DEVICES = {
     "GPUs of NVIDIA, of AMD and in WSL": "/dev/nvidia* /dev/dri /dev/kfd /dev/dxg",
     "InfiniBand, and transfers between GPUs and the network": "/dev/infiniband /dev/gdrdrv",
 }
-SHARED_MEMORY = "/dev/shm"
-# Ports that the kernel chooses for those who listen without naming one.
-PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Variables with the port at which processes meet.
 MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 
@@ -80,28 +77,30 @@ def main() -> None:
     kernel_limits.drop_capabilities(kernel_limits.READING_CAPABILITIES)
     ports: Iterable[int] | None = None if network else ()
     # A cluster may choose another port at which processes meet.
-    named = [os.environ.get(name) for name in MASTER_PORTS] if connects else []
-    listens = [int(port) for port in named if port]
+    listens = [int(port) for port in map(os.environ.get, MASTER_PORTS) if connects and port]
     if connects and not network:
         # torch warns for each connection that it finds no name of the other side.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        first, last = map(int, PORT_RANGE.read_text().split())
+        # The ports that the kernel chooses for those who listen without naming one.
+        path = "/proc/sys/net/ipv4/ip_local_port_range"
+        first, last = map(int, Path(path).read_text().split())
         ports = {*range(first, last + 1), *listens}
     kernel_limits.restrict(
         read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits["read"]],
         folders=limits["folders"],
-        write=[SHARED_MEMORY, folder, *limits.get("write", ())],
+        write=["/dev/shm", folder, *limits.get("write", ())],
         devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
         ports=ports,
         listens=listens,
     )
-    has_network = bool(network or limits.get("nodes"))
-    kernel_limits.deny_uncovered_calls(has_network, has_unix_sockets=bool(limits.get("gpus")))
+    kernel_limits.deny_uncovered_calls(
+        has_network=bool(network or limits.get("nodes")),
+        has_unix_sockets=bool(limits.get("gpus")),
+    )
     os.environ[CONFINED] = str(kernel_limits.landlock_version())
     # In place of this module.
-    program, namespace = sys.argv[0], globals()
-    namespace["__file__"] = program
-    exec(compile(Path(program).read_bytes(), program, "exec"), namespace)
+    globals()["__file__"] = program = sys.argv[0]
+    exec(compile(Path(program).read_bytes(), program, "exec"), globals())
 
 
 def python_folders() -> Iterator[str]:

@@ -11,10 +11,12 @@ with missing inputs are skipped; if all are, an error names the command that bui
 Builds nothing and writes spec files only.
 """
 
+import json
 import os
 import re
 import shlex
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -23,8 +25,7 @@ from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name
 from snakechat.jobs.staleness import PlannedJob
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.manifest import canonical_json, digest
-from snakechat.workflow.processes import changed_values
+from snakechat.workflow.manifest import digest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
@@ -39,40 +40,27 @@ def main() -> None:
     parser.add_argument("--driver", action="store_true", help="write the driver instead of jobs")
     arguments, words = parser.parse_known_args()
     profile = yaml.safe_load(PROFILE.read_text())
-    documents = driver(profile) if arguments.driver else pytorch_jobs(words, profile)
+    documents = completed(DRIVER, profile) if arguments.driver else pytorch_jobs(words, profile)
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
 
-def driver(profile: Document) -> list[Document]:
-    """Return driver.yaml with the namespace, image, claim and mount of the profile."""
-    documents = list(yaml.safe_load_all(DRIVER.read_text()))
-    for document in documents:
-        for each in (document["metadata"], *document.get("subjects", [])):
-            each["namespace"] = profile["kubernetes-namespace"]
-    container = completed(documents[-1]["spec"]["template"]["spec"], profile)
-    container["env"] = [{"name": "HF_HOME", "value": f"{container['workingDir']}/huggingface"}]
-    return documents
+def completed(path: Path, profile: Document, **values: Any) -> list[Document]:
+    """Return the documents of a file, with values in place of $NAME.
 
-
-def completed(pod: Document, profile: Document, folder: str | None = None) -> Document:
-    """Complete a pod with the image and the volume of the profile; return its container.
-
-    folder: Where it starts; without one, where the volume is mounted.
-
-    Raises InputError if the folder is not on the volume.
+    Namespace, image, claim and mount are those of the profile. The values are any others, such as
+    the `folder` in which a pod starts. Raises InputError if that is not on the volume.
     """
-    claim, _, path = profile["kubernetes-persistent-volumes"][0].partition(":")
-    if folder and not Path(folder).is_relative_to(path):
+    claim, _, mount = profile["kubernetes-persistent-volumes"][0].partition(":")
+    folder = values.get("folder", mount)
+    if not Path(folder).is_relative_to(mount):
         raise InputError(
-            f"{folder} is not on the volume, which pods mount at {path} ({PROFILE}): build in a"
+            f"{folder} is not on the volume, which pods mount at {mount} ({PROFILE}): build in a"
             " folder on the volume"
         )
-    [container], volume = pod["containers"], pod["volumes"][0]
-    mounts = [{"name": volume["name"], "mountPath": path}, *container.get("volumeMounts", [])]
-    container |= {"image": profile["container-image"], "workingDir": folder or path}
-    container["volumeMounts"] = mounts
-    volume["persistentVolumeClaim"] = {"claimName": claim}
-    return container
+    values |= {"claim": claim, "mount": mount, "cache": f"{mount}/huggingface"}
+    values |= {"namespace": profile["kubernetes-namespace"], "image": profile["container-image"]}
+    text = {name: json.dumps(value) for name, value in values.items()}
+    return list(yaml.safe_load_all(Template(path.read_text()).safe_substitute(text)))
 
 
 def pytorch_jobs(words: list[str], profile: Document) -> list[Document]:
@@ -100,31 +88,26 @@ def pytorch_job(job: PlannedJob, profile: Document) -> Document:
     """Return training.yaml for a job: a master (the first node) and workers. Writes its spec."""
     spec, placement = job.spec, job.placement
     threads, gpus = placement.threads, placement.gpus_per_node
-    limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
-    limits |= {"nvidia.com/gpu": str(gpus)} if gpus else {}
-    # A node reserves some of its CPU for the system.
-    amounts = {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits}
-    document = yaml.safe_load(TRAINING.read_text())
-    # The same for the same spec, so that no job runs twice.
     name = re.sub("[^a-z0-9]+", "-", f"{spec['rule']}-{spec['name']}".lower())[:40].strip("-")
-    names = {"name": f"{name}-{digest(spec)[:8]}", "namespace": profile["kubernetes-namespace"]}
-    document["metadata"] = {**document.get("metadata", {}), **names}
-    document["spec"]["nprocPerNode"] = str(max(gpus, 1))
-    nodes = document["spec"]["pytorchReplicaSpecs"]
-    container = completed(nodes["Master"]["template"]["spec"], profile, os.getcwd())
-    resources = container.get("resources", {})
-    amounts = {kind: resources.get(kind, {}) | amounts[kind] for kind in amounts}
-    container["resources"] = resources | amounts
     job.write_spec()
-    # The command that Snakemake would run.
-    programs = (os.path.relpath(ROOT / f"scripts/{each}.py") for each in ("launch", job.program))
-    container["command"] = [
-        *("python", *programs, "--spec", str(job.spec_file)),
-        *("--placement", canonical_json(changed_values(placement))),
-        *("--options", canonical_json(changed_values(job.options))),
-    ]
-    if placement.nodes > 1:
-        nodes["Worker"] = {**nodes["Master"], "replicas": placement.nodes - 1}
+    [document] = completed(
+        TRAINING,
+        profile,
+        # The same for the same spec, so that no job runs twice.
+        name=f"{name}-{digest(spec)[:8]}",
+        workers=placement.nodes - 1,
+        processes=str(max(gpus, 1)),
+        gpus=str(gpus),
+        cpu=str(threads),
+        # A node reserves some of its CPU for the system.
+        requested_cpu=f"{950 * threads}m",
+        memory=f"{placement.mem_mb}M",
+        folder=os.getcwd(),
+        # The command that Snakemake would run.
+        command=["python", *job.command(os.path.relpath(ROOT / "scripts"), placement)],
+    )
+    if placement.nodes == 1:
+        del document["spec"]["pytorchReplicaSpecs"]["Worker"]
     return document
 
 

@@ -39,20 +39,18 @@ from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import run_child
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, parse_words, report_errors
 from snakechat.workflow.manifest import planned_files
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import SERIAL, Placement, prepare_environment, set_threads
-from snakechat.workflow.publishing import prepare, publish_result
+from snakechat.workflow.publishing import (
+    LIMITS,
+    external_files,
+    hub_folder,
+    prepare,
+    publish_result,
+)
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
-
-# Variables that make a process part of a group.
-GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Seconds that processes have to save a checkpoint after SIGTERM.
-SHUTDOWN_TIMEOUT = 3600
-# Seconds that a node waits, after its processes have failed, for another node to note why.
-NODES_TIMEOUT = 60
 
 
 def main() -> None:
@@ -115,8 +113,8 @@ def run_processes(
     is_command = "command" in spec["settings"]
     processes = 1 if is_command else max(gpus, 1)
     set_threads(max(threads // processes, 1))
-    # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option.
-    os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
+    # Seconds to save a checkpoint after SIGTERM. Torch 2.11 has no option of torchrun for it.
+    os.environ["PET_SHUTDOWN_TIMEOUT"] = "3600"
     # The program has a folder of its own for its temporary files and caches.
     with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:
         words = list(command)
@@ -125,15 +123,19 @@ def run_processes(
         # By these, torchrun finds the other nodes, also in the command of a user.
         found = {"NNODES": str(placement.nodes), **node} if node else {}
         os.environ.update({f"PET_{name}": value for name, value in found.items()})
-        # It chooses a free port of a single node.
-        torchrun = [sys.executable, sys.argv[0], f"--nproc-per-node={processes}"]
-        torchrun += [*([] if node else ["--standalone"]), *words]
+        torchrun = [
+            *(sys.executable, sys.argv[0], f"--nproc-per-node={processes}"),
+            # It chooses a free port of a single node.
+            *([] if node else ["--standalone"]),
+            *words,
+        ]
         if goes_down(placement) and spec["rule"].startswith("train_") and not is_command:
             ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
             return run_on_rungs(ladder, torchrun, int(node.get("MASTER_PORT", 0)))
         if not is_command and (node or processes > 1):
             return run_child(torchrun)[0]
-        for name in GROUP_VARIABLES:
+        # These make a process part of a group.
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
         if node:
             # The first node completes the result.
@@ -183,7 +185,8 @@ def run_on_rungs(ladder: Ladder, torchrun: Sequence[str], port: int) -> int:
         if code == 128 + signal.SIGKILL and is_trying and ladder.number == number:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
             ladder.go_down()
-        deadline = time.monotonic() + (NODES_TIMEOUT if port else 0)
+        # Another node may note why its processes failed.
+        deadline = time.monotonic() + (60 if port else 0)
         while not is_below(ladder, number):
             if time.monotonic() >= deadline:
                 return code
@@ -259,13 +262,16 @@ def slurm_step(placement: Placement) -> list[str]:
             " or on Kubernetes with scripts/kubernetes_job.py"
         )
     # The batch script of a Slurm job runs on its first node.
-    port = str(free_port(20000 + int(job) % 10000))
-    address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR") or socket.gethostname()
-    os.environ.update(PET_MASTER_ADDR=address, PET_MASTER_PORT=port)
-    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    step += [f"--cpus-per-task={placement.threads}", *([f"--gres=gpu:{gpus}"] if gpus else [])]
-    # A node that fails ends the others, which would wait for it.
-    return [*step, "--kill-on-bad-exit=1", sys.executable, *sys.argv]
+    os.environ.update(
+        PET_MASTER_ADDR=first_variable("PET_MASTER_ADDR", "MASTER_ADDR") or socket.gethostname(),
+        PET_MASTER_PORT=str(free_port(20000 + int(job) % 10000)),
+    )
+    return [
+        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
+        *(f"--cpus-per-task={placement.threads}", *([f"--gres=gpu:{gpus}"] if gpus else [])),
+        # A node that fails ends the others, which would wait for it.
+        *("--kill-on-bad-exit=1", sys.executable, *sys.argv),
+    ]
 
 
 def free_port(first: int) -> int:

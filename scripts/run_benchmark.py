@@ -79,9 +79,8 @@ def read_metric(
     *before, last = keys or [""]
     with suppress(LookupError, TypeError):
         name = re.sub("(?=,|$)", "_stderr", str(last), count=1)
-        half = reduce(getitem, [*before, name], contents[0])
+        half = NORMAL_QUANTILE * reduce(getitem, [*before, name], contents[0])
         if is_number(half) and half:
-            half *= NORMAL_QUANTILE
             return float(found), [found - half, found + half], []
     return float(found), None, []
 

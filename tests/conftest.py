@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from snakechat.config.recipes import STAGES
-from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, STATES
 from snakechat.workflow.manifest import without_names
 from snakechat.workflow.processes import FORWARDED, SERIAL
+from snakechat.workflow.publishing import LIMITS
 from support.program_forks import start_server
 
 # Until pytest_collection_finish: the passes over what the imports make take a third of their time.

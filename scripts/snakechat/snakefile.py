@@ -6,6 +6,7 @@ one line. Only the Snakefile uses this module.
 
 import copy
 import functools
+import gc
 import inspect
 import os
 import re
@@ -27,13 +28,12 @@ from snakechat.jobs.planner import (
     jobs_of_target,
     read_config,
 )
-from snakechat.jobs.rules import RULES, job_resources, used_resources
+from snakechat.jobs.rules import RULES, job_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
 from snakechat.workflow.code_digests import Snapshot, build_path
 from snakechat.workflow.errors import InputError, describe_error
-from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
 from snakechat.workflow.links import (
     PARTS,
     check_link,
@@ -43,8 +43,9 @@ from snakechat.workflow.links import (
     lock_output,
     register_root,
 )
-from snakechat.workflow.manifest import MANIFEST, canonical_json
-from snakechat.workflow.processes import Placement, changed_values
+from snakechat.workflow.manifest import MANIFEST
+from snakechat.workflow.processes import SERIAL, Placement
+from snakechat.workflow.publishing import check_gpus, check_limits, import_reward_functions
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -73,13 +74,13 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
 
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
     """Return the functions of a workflow. `use rule ... with` of a module asks for them again."""
-    prefix = workflow.modifier.path_modifier.replace_prefix("output/x")
-    if not prefix.endswith("output/x"):
+    path = workflow.modifier.path_modifier.replace_prefix("output/x")
+    prefix, _, rest = path.rpartition("output/x")
+    if rest:
         raise InputError("replace_prefix of a module changes paths below output/: use prefix")
-    key = prefix.removesuffix("output/x"), config
+    key = copy.deepcopy((prefix, config))
     if "snakechat" not in vars(workflow):
-        key = copy.deepcopy(key)
-        workflow.snakechat = key, RuleFunctions(workflow, config, planned, key[0])
+        workflow.snakechat = key, RuleFunctions(workflow, config, planned, prefix)
     before, functions = workflow.snakechat
     if before != key:
         raise InputError(
@@ -124,11 +125,13 @@ class RuleFunctions:
             values = read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(workflow.config_settings.config) if is_main else {}
-        unchecked = copy.deepcopy(values)
-        self.config = load_config(values, root, sources, command_line)
+        self.config = load_config(copy.deepcopy(values), root, sources, command_line)
         self.snapshot = Snapshot(sources)
-        copied = str(self.snapshot.folder.absolute())
-        self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
+        self._build = {
+            "sources": str(self.snapshot.folder.absolute()),
+            "config": values,
+            "command_line": command_line,
+        }
         self.build_file = str(build_path(self._build))
         self._jobs = Jobs(self.config, sources, config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
@@ -139,15 +142,20 @@ class RuleFunctions:
         self._lacks: dict[str, list[str]] = {}
         self._will_run = functools.cache(self._find_will_run)
         # The names of our rules in the workflow, where a module may have changed them.
-        rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
-        self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
+        self._names = {
+            rule: workflow.modifier.modify_rulename(rule)
+            for rule in (*RULES, *STAGES, "report", "result_folder", "result_file")
+        }
         self._rules = {name: rule for rule, name in self._names.items()}
         # What Snakemake deletes and prints, and what it does at a build.
-        adapter.collect_garbage_rarely()
+        # Python searches for cycles of objects less often: a quarter of the time of planning.
+        gc.freeze()
+        gc.set_threshold(200_000)
         adapter.use_shared_volume(workflow)
         adapter.keep_published_files(self._rules.keys())
-        at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
-        adapter.call_at_builds(workflow, *at_builds)
+        adapter.call_at_builds(
+            workflow, *map(fails_in_one_line, (self.begin, self.start, self.finish))
+        )
         self._out_of_memory = adapter.change_messages(set(self._rules), self._changes)
 
     # --- jobs ---------------------------------------------------------------------------------
@@ -167,10 +175,10 @@ class RuleFunctions:
                 assert job.inputs[key].path == fixed[key].format(**wildcards), (rule, key)
             self._makes[self._prefix + job.manifest] = job
             self._is_planned = True
-            if is_stale and self._stamp and self._stamp.times_started:
+            if is_stale and self._stamp.times_started:
                 self._planned_later.append(job)
             inputs = {key: self._input(each, will_run) for key, each in job.inputs.items()}
-            return {**inputs, **self._stamp_input(is_stale)}
+            return {**inputs, **self._stamp.inputs(is_stale)}
 
         return lookup
 
@@ -187,10 +195,6 @@ class RuleFunctions:
             path = str(job.result.folder / MANIFEST)
         return path if will_run else adapter.without_time(path)
 
-    def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
-        """Return the input that has Snakemake run a job if it is stale."""
-        return {"stamp": self._stamp.input(is_stale)} if self._stamp else {}
-
     @fails_in_one_line
     def command(self, wildcards: Any, output: Any) -> str:
         """Return the command of a job, quoted for the shell.
@@ -200,16 +204,9 @@ class RuleFunctions:
         """
         # The manifest is the first output.
         job = self._makes[output[0]]
-        programs = f"{self.snapshot.folder}/scripts"
-        return shlex.join(
-            [
-                sys.executable if adapter.jobs_share_environment(self.workflow) else "python",
-                *(f"{programs}/launch.py", f"{programs}/{job.program}.py"),
-                *("--spec", str(job.spec_file)),
-                *("--placement", canonical_json(changed_values(self._placement(job)))),
-                *("--options", canonical_json(changed_values(job.options))),
-            ]
-        )
+        python = sys.executable if adapter.jobs_share_environment(self.workflow) else "python"
+        scripts = f"{self.snapshot.folder}/scripts"
+        return shlex.join([python, *job.command(scripts, self._placement(job))])
 
     @fails_in_one_line
     def threads(self, wildcards: Any, rulename: str) -> int:
@@ -220,21 +217,18 @@ class RuleFunctions:
     def resources(self) -> dict[str, RuleFunction]:
         """The resources of a job that runs a model."""
         defaults = self.workflow.resource_settings._parsed_default_resources
-        # Snakemake asks for one at a time.
-        resources_of = functools.cache(
-            lambda job, failures: job_resources(self._placement(job), failures)
-        )
 
         def lookup(key: str, wildcards: Any, rulename: str) -> int | str | None:
             job = self._jobs[self._rules[rulename], "/".join(wildcards)]
             # It may have run out of memory in this build.
             failures = self._out_of_memory[f"{self._prefix}output/logs/{job.rule}/{job.name}.log"]
-            found = resources_of(job, failures)[key]
+            found = job_resources(self._placement(job), failures)[key]
             # Otherwise, the options or the profile may give one.
             return getattr(defaults.get(key), "raw", None) if found is None else found
 
-        keys = used_resources(self.config)
-        return {key: fails_in_one_line(functools.partial(lookup, key)) for key in keys}
+        return {
+            key: fails_in_one_line(functools.partial(lookup, key)) for key in job_resources(SERIAL)
+        }
 
     # --- targets ------------------------------------------------------------------------------
 
@@ -248,19 +242,17 @@ class RuleFunctions:
         def lookup(wildcards: Any) -> dict[str, Any]:
             path = f"output/{folder}/{'/'.join(wildcards)}"
             # The report of a recipe has a target of its own.
-            [*made, last] = jobs_of_target(self._jobs, path)
-            jobs = made or [last]
+            jobs = jobs_of_target(self._jobs, path, with_report=False)
             inputs = [self._input(job, self._will_run(job)) for job in jobs]
             parts = [job.manifest for job in jobs] if self._is_report else inputs
-            if folder in STAGES:
-                # A model that was built for a page alone has no report yet.
-                parts = [*parts, path.replace("output", "output/report", 1)]
-            missing = [part for part in parts if not Path(part).exists()]
+            # A model that was built for a page alone has no report yet.
+            report = [path.replace("output", "output/report", 1)] if folder in STAGES else []
+            missing = [part for part in (*parts, *report) if not Path(part).exists()]
             if missing and self._is_report:
                 raise InputError(NOT_REPORTED.format(path, "incomplete"))
             if missing and Path(path).exists():
                 self._lacks[self._prefix + path] = missing
-            return {"manifests": inputs, **self._stamp_input(self._prefix + path in self._lacks)}
+            return {"manifests": inputs, **self._stamp.inputs(self._prefix + path in self._lacks)}
 
         return lookup
 
@@ -269,11 +261,10 @@ class RuleFunctions:
         """Input function of a folder or a file of a result: its manifest."""
         path = f"output/{'/'.join(wildcards)}"
         [job] = jobs_of_target(self._jobs, path)
-        manifest = self._input(job, self._will_run(job))
         file = os.path.relpath(path, job.path)
         if job.result is not None and not Path(job.result.folder, file).exists():
             raise InputError(f"{path}: {job.path} has no such file")
-        return {"manifest": manifest, **self._stamp_input(False)}
+        return {"manifest": self._input(job, self._will_run(job)), **self._stamp.inputs(False)}
 
     @property
     def result_pattern(self) -> str:
@@ -322,8 +313,7 @@ class RuleFunctions:
             return
         self._is_planned = False
         adapter.restrict_pods(self.workflow)
-        if self._stamp:
-            self._stamp.start_jobs()
+        self._stamp.start_jobs()
         jobs = self._in_dag(self.workflow.dag.needrun_jobs())
         if not jobs:
             return
@@ -332,9 +322,8 @@ class RuleFunctions:
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
-            check_gpus("/".join(job.recipe) for job in jobs if job.placement.gpus_per_node)
-        forced = [job.path for job in jobs if self._is_forced(job)]
-        self.snapshot.write(self._build, forced)
+            check_gpus(["/".join(job.recipe) for job in jobs if job.placement.gpus_per_node])
+        self.snapshot.write(self._build, [job.path for job in jobs if self._is_forced(job)])
         for job in jobs:
             job.write_spec()
             check_link(Path(job.path))
@@ -360,8 +349,7 @@ class RuleFunctions:
         for job in self._planned_later:
             adapter.forget(self.workflow, self._prefix + job.manifest)
         self._jobs.forget_results()
-        jobs = self._in_dag(self.workflow.dag.jobs)
-        models = [job for job in jobs if job.row.work == "training"]
+        models = [job for job in self._in_dag(self.workflow.dag.jobs) if job.row.work == "training"]
         # Another workflow may read these folders: what is written here makes none of them newer.
         times = {job.path: os.stat(job.path) for job in models if os.path.exists(job.path)}
         for job in models:
@@ -385,12 +373,12 @@ class RuleFunctions:
     # --- planning -----------------------------------------------------------------------------
 
     @functools.cached_property
-    def _stamp(self) -> adapter.Stamp | None:
+    def _stamp(self) -> adapter.Stamp:
         """The input that makes jobs stale, from the first question of Snakemake's plan on."""
-        if not self.workflow.is_main_process:
-            return None
         storage = self.workflow.storage_settings.default_storage_provider
-        return adapter.Stamp(self._is_build, is_flagged=bool(storage or self._prefix))
+        return adapter.Stamp(
+            self.workflow.is_main_process, self._is_build, is_flagged=bool(storage or self._prefix)
+        )
 
     @functools.cached_property
     def _is_report(self) -> bool:
@@ -403,8 +391,8 @@ class RuleFunctions:
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
-                [*made, last] = jobs_of_target(self._jobs, word.removeprefix(self._prefix))
-                found |= set(made or [last])
+                target = word.removeprefix(self._prefix)
+                found |= {*jobs_of_target(self._jobs, target, with_report=False)}
         return found
 
     def _find_will_run(self, job: PlannedJob) -> bool:
@@ -432,16 +420,18 @@ class RuleFunctions:
         settings = self.workflow.dag_settings
         words: set[Any] = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
         # The rule of a recipe's folder stands for those that make it.
-        for stage in STAGES:
-            if self._names[stage] in words:
-                words |= {self._names[f"train_{stage}"], self._names[f"evaluate_{stage}"]}
+        words |= {
+            self._names[f"{verb}_{stage}"]
+            for stage in STAGES
+            if self._names[stage] in words
+            for verb in ("train", "evaluate")
+        }
         return words | self._jobs_of(words)
 
     def _is_forced(self, job: PlannedJob) -> bool:
         """Return whether --force, --forceall or --forcerun asks for a job."""
-        if self.workflow.dag_settings.forceall:
-            return True
-        return not self._named.isdisjoint([self._names[job.rule], job])
+        is_named = not self._named.isdisjoint([self._names[job.rule], job])
+        return is_named or self.workflow.dag_settings.forceall
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""
@@ -450,13 +440,13 @@ class RuleFunctions:
         job = self._makes.get(output)
         if job is None or not job.is_stale:
             return ""
-        files = self.workflow.config_settings.configfiles
-        return "; ".join(causes_of(job.spec, files)) or "an input is made again"
+        causes = causes_of(job.spec, self.workflow.config_settings.configfiles)
+        return "; ".join(causes) or "an input is made again"
 
     def _placement(self, job: PlannedJob) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         option = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
         threads = getattr(option, "raw", None)
-        if isinstance(threads, int):
-            return replace(job.placement, threads=threads)
-        return job.placement
+        return (
+            replace(job.placement, threads=threads) if isinstance(threads, int) else job.placement
+        )

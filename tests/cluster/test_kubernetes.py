@@ -19,7 +19,8 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import PYTHON, ROOT, Workflow, copy_sources
-from kubernetes_job import driver
+from kubernetes_job import DRIVER as DRIVER_FILE
+from kubernetes_job import completed
 from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
@@ -30,7 +31,7 @@ PROFILE = yaml.safe_load((FOLDER / "config.yaml").read_text())
     list(yaml.safe_load_all((FOLDER / name).read_text()))
     for name in ("namespace.yaml", "volume.yaml")
 )
-DRIVER = driver(PROFILE)
+DRIVER = completed(DRIVER_FILE, PROFILE)
 DRIVER_POD = DRIVER[-1]["spec"]["template"]["spec"]
 DOCKERFILE = (ROOT / "envs/Dockerfile").read_text()
 # The oldest and the newest maintained API.
@@ -190,7 +191,7 @@ def test_manifests_are_valid_and_follow_the_profile():
     assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", PROFILE["container-image"])
     assert PROFILE["kubernetes-persistent-volumes"] == [f"{VOLUME['metadata']['name']}:/volume"]
     own = {"kubernetes-namespace": "team", "kubernetes-persistent-volumes": ["disk:/mnt/disk"]}
-    *documents, deployment = driver({**PROFILE, **own})
+    *documents, deployment = completed(DRIVER_FILE, {**PROFILE, **own})
     for document in (*documents, deployment):
         assert valid(document)["metadata"]["namespace"] == "team"
     assert documents[-1]["subjects"][0]["namespace"] == "team"
@@ -285,14 +286,11 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared, tmp_path):
     # What a cluster adds to the file of trainings.
     workflow = prepared.copy(prepared.folder.parent / "queued")
     path = workflow.folder / "profiles/kubernetes/training.yaml"
-    document = yaml.safe_load(path.read_text())
-    document["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "team"}}
-    pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}, "claims": []}
-    path.write_text(yaml.safe_dump(document))
+    text = path.read_text().replace("  name: $name", "  name: $name\n  labels: {queue: team}")
+    path.write_text(text.replace("limits: {", 'limits: {rdma/hca: "1", '))
     job = training_job(workflow, "--configfile", "gpus.yaml")
     assert as_read(job) == job
-    assert job["metadata"]["labels"] == document["metadata"]["labels"]
+    assert job["metadata"]["labels"] == {"queue": "team"}
     assert job["metadata"]["namespace"] == PROFILE["kubernetes-namespace"]
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert [replicas[kind]["replicas"] for kind in ("Master", "Worker")] == [1, 1]
@@ -302,7 +300,7 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared, tmp_path):
     assert pod["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     requests = {"cpu": "1900m", "memory": "4000M", "nvidia.com/gpu": "8"}
     limits = {**requests, "cpu": "2", "rdma/hca": "1"}
-    assert container_of(pod)["resources"] == {"limits": limits, "requests": requests, "claims": []}
+    assert container_of(pod)["resources"] == {"limits": limits, "requests": requests}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]
 
 

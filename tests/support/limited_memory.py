@@ -74,5 +74,5 @@ if __name__ == "__main__":
         import launch
         from snakechat.workflow import publishing
 
-        publishing.check_code = lambda *_: None
+        publishing.changed_keys = lambda *_: ""
         launch.main()

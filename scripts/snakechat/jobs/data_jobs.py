@@ -61,14 +61,17 @@ def import_dataset(config: Config, name: str) -> Description:
         "columns": columns_of(dataset["format"], dataset.get("columns")),
         "keep": named_columns(dataset.get("keep", {})),
     }
-    return _from_folder(settings, folder, files)
+    return Description(settings, {}, files, {"source": str(folder or "")})
 
 
 def select_responses(config: Config, name: str) -> Description:
     dataset = config.values["datasets"][name]
-    defaults = {"min_score": None, "min_margin": 0.0}
     return Description(
-        settings={key: dataset.get(key, defaults.get(key)) for key in ("select", *defaults)},
+        settings={
+            "select": dataset["select"],
+            "min_score": dataset.get("min_score"),
+            "min_margin": dataset.get("min_margin", 0.0),
+        },
         inputs={"scores": ("score_responses", dataset["generations"])},
     )
 
@@ -106,7 +109,7 @@ def fetch_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     folder, files = base_model_files(config, name)
     settings = _origin(model, folder) | present(model, "template_arguments")
-    return _from_folder(settings, folder, files)
+    return Description(settings, {}, files, {"source": str(folder or "")})
 
 
 def init_model(config: Config, name: str) -> Description:
@@ -114,16 +117,15 @@ def init_model(config: Config, name: str) -> Description:
     tokenizer = dict(model["tokenizer"])
     dataset = tokenizer.pop("train_on")
     tokenizer |= present(config.values["datasets"][dataset], "exclude")
-    settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
     return Description(
-        settings | present(model, "template_arguments"),
+        settings={
+            "seed": config.values["seed"],
+            "init": model["init"],
+            "tokenizer": tokenizer,
+            **present(model, "template_arguments"),
+        },
         inputs={"records": config.records_job(dataset)},
     )
-
-
-def _from_folder(settings: Any, folder: Path | None, files: Mapping[str, Path]) -> Description:
-    """Return the description of a job that reads external files, if it has a folder."""
-    return Description(settings, {}, files, {} if folder is None else {"source": str(folder)})
 
 
 def _origin(entry: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

@@ -35,17 +35,18 @@ TRAINED_FROM = ("model", "actor", "reward", "teacher", "ptx")
 def tokenize(config: Config, name: str, stage: str) -> Description:
     recipe = config.recipe(stage, name)
     names, weights = zip(*config.blend(stage, name), strict=True)
-    length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
-    skipping = []
     for number, dataset in enumerate(names, start=1):
         inputs[f"records.{number}"] = config.records_job(dataset)
         inputs[f"rows.{number}"] = ("split_dataset", dataset)
-        entry = config.values["datasets"][dataset]
-        policy = entry.get("on_bad_row", config.values["on_bad_row"])
+    defaults = {"on_bad_row": config.values["on_bad_row"]}
+    entries = [defaults | config.values["datasets"][dataset] for dataset in names]
+    skipping = [
+        number
+        for number, entry in enumerate(entries, start=1)
         # The toy has no bad rows.
-        if policy == "skip" and "generate" not in entry:
-            skipping.append(number)
+        if entry["on_bad_row"] == "skip" and "generate" not in entry
+    ]
     return Description(
         settings={
             "phase": PHASES[stage],
@@ -58,7 +59,7 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
             "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
             # Numbers of datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
-            **present(recipe, length, "train_on"),
+            **present(recipe, "max_length", "max_prompt_length", "train_on"),
         },
         inputs=inputs,
     )
@@ -127,8 +128,8 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
         ConfigError: A file or the interpreter does not exist.
     """
     root, lock = config.local_path(""), keys.get("lock")
-    settings: dict[str, Any] = {"command": keys["command"]}
-    settings |= {key: keys[key] for key in ("lock", "network", "metrics") if keys.get(key)}
+    names = ("command", "lock", "network", "metrics")
+    settings = {name: keys[name] for name in names if keys.get(name)}
     if "seed" in names_in(keys["command"]):
         settings["seed"] = keys["seed"]
     python = str(config.local_path(keys["python"])) if "python" in keys else ""
@@ -137,8 +138,9 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
         paths = {file: Path(root, file) for file in named_files(root, named)}
         if python or "python" in names_in(keys["command"]):
             found, _ = read_interpreter(python or sys.executable)
-            locked = lock and {**pins_in(Path(root, lock)), "python": found["python"]}
-            settings["distributions"] = locked or found
+            settings["distributions"] = (
+                {**pins_in(Path(root, lock)), "python": found["python"]} if lock else found
+            )
     return Description(settings, inputs, paths, {"source": str(root), "python": python})
 
 
@@ -168,12 +170,14 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
 
 def compute_reference(config: Config, name: str) -> Description:
     recipe = config.recipe("dpo", name)
-    mismatched = has_reference_point(recipe["loss"])
     batches = present(recipe, "global_batch_size", "epochs", "seed", "max_steps")
     return Description(
         settings={
             "dtype": recipe["dtype"],
-            "mismatched_max_length": recipe["max_length"] if mismatched else None,
+            # Of the responses to other prompts.
+            "mismatched_max_length": (
+                recipe["max_length"] if has_reference_point(recipe["loss"]) else None
+            ),
             # In fp32, they change the log-probability of a response by less than 1e-4 nats.
             "batches": None if recipe["dtype"] == "fp32" else batches,
         },
@@ -220,9 +224,13 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     for recipe in trained:
         for dataset, _ in config.blend(*recipe):
             phases.setdefault(dataset, set()).add(PHASES[recipe.section])
-        named = config.references(*recipe)
-        models = [model for key in TRAINED_FROM for model in named.get(key, {}).values()]
-        trained += [model for model in models if model.section in STAGES]
+        trained += [
+            model
+            for key, models in config.references(*recipe).items()
+            if key in TRAINED_FROM
+            for model in models.values()
+            if model.section in STAGES
+        ]
     return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
 
 
@@ -261,10 +269,14 @@ def _reward_models(config: Config, stage: str, name: str, key: str) -> Inputs:
 
 def generate_responses(config: Config, name: str) -> Description:
     # No score changes the responses.
-    empty = ("reward_functions", "reward_templates", "llm_judges")
-    settings = config.program_settings("generations", name)
     return Description(
-        settings={**settings, "reward": None, **{key: {} for key in empty}},
+        settings={
+            **config.program_settings("generations", name),
+            "reward": None,
+            "reward_functions": {},
+            "reward_templates": {},
+            "llm_judges": {},
+        },
         inputs=_started(config, "generations", name),
     )
 
@@ -337,8 +349,11 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
     source = config.root if (config.root / "prompts").is_dir() else config.sources
     recipe, (_, model) = config.recipe(stage, name), config.tokenizer_model(stage, name)
     names = config.values["models"][model].get("prompt_sets", config.values["prompt_sets"])
-    settings = {"seed": recipe["seed"], "prompt_sets": names}
-    settings["template"] = config.template(stage, name)
+    settings = {
+        "seed": recipe["seed"],
+        "prompt_sets": names,
+        "template": config.template(stage, name),
+    }
     if stage == "reward":
         folder = "prompts/pairs"
         models = {"base": config.base_model(stage, name), "model": (f"train_{stage}", name)}
@@ -378,7 +393,7 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
             inputs[f"training.{name}"] = (f"train_{stage}", name)
             inputs[f"evaluation.{name}"] = (f"evaluate_{stage}", name)
             inputs |= benchmarks_of(config, stage, name)
-    settings = _page_settings(config, "compare", stage, names) | {"recipes": recipes}
+    settings = {**_page_settings(config, "compare", stage, names), "recipes": recipes}
     return Description(settings, inputs, files, {"versions": places})
 
 

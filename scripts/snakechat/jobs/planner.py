@@ -29,8 +29,6 @@ from snakechat.workflow.errors import InputError, tool_parser
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"
-# Of the path of a manifest beside a result.
-SUFFIX = ".manifest.json"
 # The paths of a rule: a result, its manifest, its page, or a file of it.
 PATHS = {
     rule: re.compile(rf"output/{row.folder}/(?P<name>{row.names})([.]manifest[.]json|[.]html|/.*)?")
@@ -121,22 +119,19 @@ def check_options(workflow: Any) -> bool:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
+def jobs_of_target(jobs: Jobs, target: str, with_report: bool = True) -> list[PlannedJob]:
     """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
 
-    A recipe's folder stands for its training, its evaluation, its gate if it has one, and last
-    its report.
-
-    Raises:
-        InputError: No job makes it.
+    A recipe's folder stands for its training, its evaluation, its gate if it has one, and its
+    report, if that is asked for. Raises InputError if no job makes the target.
     """
     path = os.path.normpath(target)
     if found := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
         stage, name = found.groups()
-        model = [jobs[f"{verb}_{stage}", name] for verb in ("train", "evaluate")]
         has_gate = jobs.config.recipe(stage, name)["gate"] is not None
-        rules = ("check_gate", "draw_report") if has_gate else ("draw_report",)
-        return [*model, *(jobs[rule, f"{stage}/{name}"] for rule in rules)]
+        others = [("check_gate", has_gate), ("draw_report", with_report)]
+        model = [jobs[f"{verb}_{stage}", name] for verb in ("train", "evaluate")]
+        return [*model, *(jobs[rule, f"{stage}/{name}"] for rule, is_made in others if is_made)]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
     for rule, pattern in PATHS.items():
@@ -161,7 +156,7 @@ def default_targets(jobs: Jobs) -> list[str]:
         (stage, name)
         for stage in STAGES
         for name in values[stage]["recipes"]
-        if any(os.path.lexists(f"output/{stage}/{name}{suffix}") for suffix in ("", SUFFIX))
+        if any(os.path.lexists(f"output/{stage}/{name}{end}") for end in ("", ".manifest.json"))
     ]
     upstream = {
         job.recipe

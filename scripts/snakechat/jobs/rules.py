@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-from snakechat.config.recipes import COMPARISON_NAME, PHASES, RECIPE_NAME, STAGES, Config
+from snakechat.config.recipes import COMPARISON_NAME, PHASES, RECIPE_NAME, STAGES
 from snakechat.jobs import data_jobs, model_jobs
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.model_jobs import PAGES
@@ -151,8 +151,6 @@ RULES: dict[str, Rule] = {
 
 # --- resources ----------------------------------------------------------------------------------
 
-# In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
-HARDWARE = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
 # The keys of `slurm` in a deployment. Without one, the profile decides.
 OF_SLURM = {
     "slurm_partition": "partition",
@@ -163,15 +161,10 @@ OF_SLURM = {
 }
 
 
-def used_resources(config: Config) -> list[str]:
-    """Return the resources that jobs may have: Snakemake evaluates each of them for each job."""
-    placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
-    keys = {key for placement in placements for key in placement.get("slurm") or {}}
-    return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
-
-
 def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
     """Return the resources of a job by name; None where the job does not ask for one.
+
+    The names are those of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 
     out_of_memory: How often the job ran out of memory in this build. Its memory grows by half each
         time, up to `max_mem_mb`. A training that is resumed asks for the same time again.

@@ -22,9 +22,6 @@ Spec = Mapping[str, Any]
 
 # Longer lists of changes are truncated to this number.
 MAX_LISTED = 10
-DIGEST = re.compile('"[0-9a-f]{64}"')
-CONFIG_FILES = (".yaml", ".yml", ".json")
-OPTION = re.compile("^--configfiles?=")
 
 
 def causes_of(
@@ -62,7 +59,11 @@ def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
     """
     words = (read_run_record(folder) or {"options": {}})["options"].get("snakemake", ())
     names = {name for file in files for name in (file.name, file.resolve().name)}
-    built_with = [OPTION.sub("", word) for word in words if word.endswith(CONFIG_FILES)]
+    built_with = [
+        re.sub("^--configfiles?=", "", word)
+        for word in words
+        if word.endswith((".yaml", ".yml", ".json"))
+    ]
     lacking = " ".join(file for file in built_with if os.path.basename(file) not in names)
     line = f"it was built with --configfile {lacking}, which this command lacks"
     return [line] if lacking else []
@@ -119,4 +120,5 @@ def _change(name: str, before: str | None, after: str | None) -> str:
         change, values = "was added", f": {after}"
     elif after is None:
         change, values = "was removed", f": {before}"
-    return f"{name} {change}{'' if DIGEST.fullmatch(after or before or '') else values}"
+    is_digest = re.fullmatch('"[0-9a-f]{64}"', after or before or "")
+    return f"{name} {change}{'' if is_digest else values}"

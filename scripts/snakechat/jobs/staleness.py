@@ -29,6 +29,7 @@ from snakechat.workflow.manifest import (
     MEMORY,
     DigestCache,
     Lineage,
+    canonical_json,
     content_digest,
     digest,
     input_digest,
@@ -37,11 +38,14 @@ from snakechat.workflow.manifest import (
     write_atomically,
 )
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.processes import SERIAL, Placement, RunOptions, computing_variables
+from snakechat.workflow.processes import (
+    SERIAL,
+    Placement,
+    RunOptions,
+    changed_values,
+    computing_variables,
+)
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
-
-# The specs of jobs, which their programs read.
-SPECS = Path("output/specs")
 
 
 class PlannedJob:
@@ -130,6 +134,19 @@ class PlannedJob:
             **own,
         )
 
+    def command(self, scripts: str, placement: Placement) -> list[str]:
+        """Return the words after `python` that run the job, with the folder of the programs."""
+        return [
+            *(
+                f"{scripts}/launch.py",
+                f"{scripts}/{self.program}.py",
+                "--spec",
+                str(self.spec_file),
+            ),
+            *("--placement", canonical_json(changed_values(placement))),
+            *("--options", canonical_json(changed_values(self.options))),
+        ]
+
     # --- specs --------------------------------------------------------------------------------
 
     @cached_property
@@ -180,7 +197,7 @@ class PlannedJob:
     @cached_property
     def spec_file(self) -> Path:
         """Path of the file from which the program reads the spec."""
-        return SPECS / self.rule / f"{self.name}-{digest(self.spec)[:16]}.json"
+        return Path("output/specs", self.rule, f"{self.name}-{digest(self.spec)[:16]}.json")
 
     def write_spec(self) -> None:
         """Write the spec file, unless it exists.

@@ -132,9 +132,12 @@ def run_command(job: Job[Any], output: Path) -> None:
     folders = {key.partition(".")[0]: folder for key, folder in job.inputs.items()}
     folders["model"] = folders["reference"] = folders.get("actor") or folders["model"]
     folders |= {"output": output, "state": job.states, "log_dir": job.log_folder}
-    values = {name: os.path.abspath(folder) for name, folder in folders.items()}
-    seed, gpus = getattr(settings, "seed", ""), job.placement.gpus_per_node
-    values |= {"python": python, "seed": str(seed), "gpus": str(gpus)}
+    values = {
+        **{name: os.path.abspath(folder) for name, folder in folders.items()},
+        "python": python,
+        "seed": str(getattr(settings, "seed", "")),
+        "gpus": str(job.placement.gpus_per_node),
+    }
     files = {root / name: digest for name, digest in job.spec["files"].items()}
     copied = {path for path in files if ".." not in path.relative_to(root).parts}
     with tempfile.TemporaryDirectory(prefix="command-") as name:
@@ -224,9 +227,14 @@ def run_child(
 
     previous = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
-        # A session of its own, so that a Ctrl-C reaches it once.
-        options |= {"close_fds": False, "preexec_fn": end_with_parent, "start_new_session": True}
-        process = subprocess.Popen(words, **options)
+        process = subprocess.Popen(
+            words,
+            close_fds=False,
+            preexec_fn=end_with_parent,
+            # Of its own, so that a Ctrl-C reaches it once.
+            start_new_session=True,
+            **options,
+        )
         # Signals that arrived before it was started.
         for number in received:
             process.send_signal(number)

@@ -25,10 +25,9 @@ from snakechat.workflow.processes import end_with_parent
 
 # --- Landlock ---------------------------------------------------------------------------------
 
-# System calls, with the same numbers on x86_64 and aarch64.
+# System calls, with the same numbers on x86_64 and aarch64, a flag and kinds of rules.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-CREATE_RULESET_VERSION = 1
-RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
+CREATE_RULESET_VERSION, RULE_PATH_BENEATH, RULE_NET_PORT = 1, 1, 2
 
 # Rights on files, and the version of Landlock that has them (linux/landlock.h).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -45,11 +44,11 @@ BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 NETWORK_VERSION, SCOPE_VERSION = 4, 6
 SCOPE_SOCKETS_AND_SIGNALS = (1 << 0) | (1 << 1)
 
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+# Of prctl(2).
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 22, 2, 24, 38
 # With one of these, a process reads the memory and the environment of others: CAP_SYS_PTRACE,
 # CAP_SYS_ADMIN and CAP_PERFMON.
 READING_CAPABILITIES = (19, 21, 38)
-ALL_CAPABILITIES = range(64)
 CAPABILITY_VERSION = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -86,8 +85,6 @@ def restrict(
         listens: Further ports that it may bind.
     """
     version = landlock_version()
-    if not version:
-        raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     handled = sum(right for first, right in FILE_RIGHTS if version >= first)
     limits_ports = version >= NETWORK_VERSION and ports is not None
     on_ports = BIND_TCP | CONNECT_TCP if limits_ports else 0
@@ -153,13 +150,8 @@ LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 # Offsets in struct seccomp_data: the lower half of argument n is at ARGUMENTS + 8 * n.
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 # A mask for all bits of an argument.
 WHOLE = 0xFFFFFFFF
-
-
-# The number of an argument, a mask, and the value that argument & mask has to have.
-Condition = tuple[int, int, int]
 
 
 class Rule(NamedTuple):
@@ -168,7 +160,8 @@ class Rule(NamedTuple):
     number: int
     # ALLOW, or FAIL | errno.
     action: int
-    conditions: Sequence[Condition] = ()
+    # The number of an argument, a mask, and the value that argument & mask has to have.
+    conditions: Sequence[tuple[int, int, int]] = ()
 
 
 def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes:
@@ -190,8 +183,11 @@ def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes
         tests += [(ARGUMENTS + 8 * argument, mask, value) for argument, mask, value in conditions]
         for left, (offset, mask, value) in zip(range(len(tests), 0, -1), tests, strict=True):
             # A test that fails skips the rest of the rule.
-            program += [(LOAD, 0, 0, offset), (AND, 0, 0, mask)]
-            program.append((JUMP_EQUAL, 0, 3 * left - 2, value))
+            program += [
+                (LOAD, 0, 0, offset),
+                (AND, 0, 0, mask),
+                (JUMP_EQUAL, 0, 3 * left - 2, value),
+            ]
         program.append((RETURN, 0, 0, action))
     program.append((RETURN, 0, 0, otherwise))
     return b"".join(struct.pack("=HBBI", *each) for each in program)
@@ -226,7 +222,7 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
     if landlock_version() < 3:
         rules.append(Rule(TRUNCATE_CALL[column], denied))
     if not has_network:
-        allowed: list[list[Condition]] = [
+        allowed = [
             [(0, WHOLE, family), (1, SOCK_TYPE_MASK, SOCK_STREAM), (2, WHOLE, protocol)]
             for family in (AF_INET, AF_INET6)
             for protocol in (0, IPPROTO_TCP)
@@ -241,11 +237,6 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
 
 
 # --- the sandbox of responses -------------------------------------------------------------------
-
-# Files that the code of a response may write, in bytes each. The output of the sandbox is one.
-MAX_FILE_BYTES = 16 << 20
-# A pipe takes memory of the kernel.
-MAX_OPEN_FILES = 64
 
 # Linux system calls that the code may make, with their numbers on x86_64 and aarch64 (the kernel's
 # syscall tables). None of them starts a process or a program, opens a socket, reaches another
@@ -290,13 +281,15 @@ CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 def sandbox_filter(machine: str) -> bytes:
     """Return the filter of a machine, which allows the calls above and new threads alone."""
     denied, column = FAIL | errno.EPERM, list(AUDIT_ARCH).index(machine)
-    # Flags of clone3 are in memory, where a filter cannot read them: libc uses clone instead.
-    rules = [Rule(CLONE3, FAIL | errno.ENOSYS)]
-    rules.append(Rule(CLONE[column], ALLOW, [(0, CLONE_THREAD, CLONE_THREAD)]))
-    rules += [Rule(FCNTL[column], denied, [(1, WHOLE, value)]) for value in SIGNALLING]
-    rules.append(Rule(FCNTL[column], ALLOW))
-    rules += [Rule(each, ALLOW, [(0, WHOLE, 0)]) for each in numbers_of(OF_ITSELF, machine)]
-    rules += [Rule(number, ALLOW) for number in numbers_of(ALLOWED, machine)]
+    rules = [
+        # Its flags are in memory, where a filter cannot read them: libc uses clone instead.
+        Rule(CLONE3, FAIL | errno.ENOSYS),
+        Rule(CLONE[column], ALLOW, [(0, CLONE_THREAD, CLONE_THREAD)]),
+        *(Rule(FCNTL[column], denied, [(1, WHOLE, value)]) for value in SIGNALLING),
+        Rule(FCNTL[column], ALLOW),
+        *(Rule(number, ALLOW, [(0, WHOLE, 0)]) for number in numbers_of(OF_ITSELF, machine)),
+        *(Rule(number, ALLOW) for number in numbers_of(ALLOWED, machine)),
+    ]
     return filter_program(machine, rules, denied)
 
 
@@ -322,13 +315,15 @@ def run_in_sandbox() -> None:
     for kind, limit in (
         (resource.RLIMIT_AS, request["memory_bytes"]),
         (resource.RLIMIT_CPU, request["seconds"]),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        # Of each file that the code writes. The output of the sandbox is one.
+        (resource.RLIMIT_FSIZE, 16 << 20),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        # A pipe takes memory of the kernel.
+        (resource.RLIMIT_NOFILE, 64),
     ):
         # It cannot be raised again.
         resource.setrlimit(kind, (limit, limit))
-    drop_capabilities(ALL_CAPABILITIES)
+    drop_capabilities(range(64))
     restrict(read=request["read"], write=[os.getcwd()], devices=[os.devnull])
     install_filter(sandbox_filter(platform.machine()))
     namespace = {"__name__": "solution"}

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ZeroStage = Literal[0, 1, 2, 3]
-Offload = Literal["none", "optimizer", "parameters"]
-# As transformers' argument of this name.
-AttnImplementation = Literal["auto", "sdpa"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class Placement:
     nodes: int = 1
     gpus_per_node: int = 0
     zero_stage: ZeroStage = 0
-    offload: Offload = "none"
+    offload: Literal["none", "optimizer", "parameters"] = "none"
     activation_checkpointing: bool = False
     micro_batch_tokens: int = 8192
     threads: int = 1
@@ -50,7 +47,8 @@ class Placement:
     runtime: int = 0
     generate_tokens: int | None = None
     cuda_graphs: bool | None = None
-    attn_implementation: AttnImplementation = "auto"
+    # As transformers' argument of this name.
+    attn_implementation: Literal["auto", "sdpa"] = "auto"
     compile: bool | None = None
     vllm_tensor_parallel_size: int = 1
     environment: dict[str, str] | None = None

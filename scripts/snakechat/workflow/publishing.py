@@ -5,6 +5,10 @@ lock of the job, links a result that exists already, checks what the program wil
 folders, and publishes what the program wrote. Of several jobs with one key, one makes the result
 and the others wait.
 
+The launcher itself is not limited. It writes into a file what the job may read and write: what its
+key counts, and its result. scripts/confined.py takes these limits on before a program of the job
+imports anything.
+
 Standard library only.
 """
 
@@ -14,20 +18,25 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from snakechat.workflow.code_digests import Modules, selected_code
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import LIMITS, hermetic_version, limits_of
+from snakechat.workflow.commands import read_interpreter
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
+from snakechat.workflow.kernel_limits import NETWORK_VERSION, landlock_version
 from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
     MANIFEST,
+    REPRODUCED,
     RUN_RECORD,
     digest,
     fsync,
@@ -51,6 +60,7 @@ from snakechat.workflow.store import (
     locked,
     make_folders,
     publish,
+    replies_folder,
     result_damage,
     set_aside,
     work_path,
@@ -59,6 +69,67 @@ from snakechat.workflow.store import (
 # What the clock shows more than the monotonic one, before a run starts: a clock that is set during
 # the run does not change its duration.
 CLOCK_OFFSET = time.time() - time.monotonic()
+# The file with the limits of a job; not set without limits.
+LIMITS = "SNAKECHAT_LIMITS"
+# The program that imports reward functions, below scripts/.
+IMPORTER = "snakechat/algorithms/reward_functions"
+# Variables with the path of a cache of the Hub; of a file or a folder of certificates.
+HUB_CACHES = ("HF_HUB_CACHE", "HF_XET_CACHE")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+# --- before the first job ---------------------------------------------------------------------
+
+
+def check_gpus(recipes: Sequence[str]) -> None:
+    """Raise InputError for the first of the recipes that need a GPU, unless torch finds one."""
+    # Importing torch takes seconds, and would stay in the process that plans.
+    program = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    if recipes and subprocess.run(program, stderr=subprocess.DEVNULL).returncode:
+        raise InputError(
+            f"{recipes[0]} needs a GPU, and this machine has none: add --config deployment=cpu to"
+            " train on the CPU"
+        )
+
+
+def check_limits(mode: str) -> None:
+    """Say once that jobs on this machine have no limits, if `hermetic: auto` cannot set them."""
+    if not hermetic_version(mode) and mode != "off":
+        warn(
+            "the kernel has no Landlock, or a container denies it: jobs may read files that their"
+            " results are not made from (hermetic: auto)"
+        )
+
+
+def import_reward_functions(sources: Path, names: Collection[str], mode: str) -> None:
+    """Import the reward functions rewards/NAME.py below a folder, within limits as jobs will.
+
+    Raises InputError if one of them cannot be imported. mode: As of hermetic_version.
+    """
+    if not names:
+        return
+    modules = Modules(sources.absolute() / "scripts")
+    folders = [str(modules.scripts), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Imports do not look beside the program.
+    words = [sys.executable, "-P"]
+    with tempfile.TemporaryDirectory() as folder:
+        if hermetic_version(mode):
+            path = Path(folder, "limits.json")
+            read = [*map(str, modules.code(IMPORTER, names).files)]
+            path.write_text(json.dumps({"read": read, "folders": [*map(str, modules.folders)]}))
+            words += [str(modules.scripts / "confined.py"), str(path), folder]
+        process = subprocess.run(
+            [*words, str(modules.scripts / f"{IMPORTER}.py"), *sorted(names)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    if process.returncode:
+        lines = process.stdout.strip().splitlines() or [f"exit code {process.returncode}"]
+        raise InputError(lines[-1].removeprefix("error: "))
+
 
 # --- before the program -----------------------------------------------------------------------
 
@@ -86,7 +157,8 @@ def prepare(
     if node is None and complete_result(job.place) is None and not result_damage(job.result):
         # It was killed after its result was complete.
         publish(job.place)
-    if result_exists(job):
+    if stored := stored_result(job):
+        job.stored = stored
         if not node:
             print(f"{job.target} is kept: it was made from the same spec and inputs")
             finish(job)
@@ -96,7 +168,9 @@ def prepare(
         os.truncate(os.environ.get("SNAKECHAT_LOG", ""), 0)
     check_inputs(job.inputs.values())
     modules = Modules(Path(program).parent)
-    check_code(spec, program, modules)
+    code = modules.code(Path(program).stem, *selected_code(spec["settings"]))
+    if changed := changed_keys(spec["code"], code.digests):
+        raise InputError(f"{changed} changed since this build was planned: start it again")
     check_installed(spec["requirements"])
     if not node:
         shutil.rmtree(job.result, ignore_errors=True)
@@ -109,7 +183,7 @@ def prepare(
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
     if hermetic_version(options.hermetic):
         path = work_path(job.place, "limits.json")
-        limits = limits_of(job, spec_file, program, modules)
+        limits = limits_of(job, (Path(spec_file), Path(program), *code.files), modules.folders)
         write_atomically(path, json.dumps(limits), durable=False)
         os.environ[LIMITS] = str(path)
     return job
@@ -123,16 +197,15 @@ def take_checkpoints(job: Job[Any]) -> None:
     for store in job.options.stores[1:]:
         other = Path(store, job.spec["rule"], job.key)
         is_left = any(work_path(other, "state").glob("*")) and is_writable(other)
-        if any(job.states.glob("*")) or not is_left:
-            continue
-        # It may run there.
-        with suppress(AlreadyLocked), locked(other):
-            moved = work_path(job.place, "moved")
-            shutil.rmtree(moved, ignore_errors=True)
-            shutil.copytree(work_path(other, "state"), moved)
-            shutil.rmtree(job.states, ignore_errors=True)
-            os.rename(moved, job.states)
-            delete_work(other)
+        if is_left and not any(job.states.glob("*")):
+            # It may run there.
+            with suppress(AlreadyLocked), locked(other):
+                moved = work_path(job.place, "moved")
+                shutil.rmtree(moved, ignore_errors=True)
+                shutil.copytree(work_path(other, "state"), moved)
+                shutil.rmtree(job.states, ignore_errors=True)
+                os.rename(moved, job.states)
+                delete_work(other)
 
 
 def is_forced(spec: Mapping[str, Any]) -> bool:
@@ -141,17 +214,14 @@ def is_forced(spec: Mapping[str, Any]) -> bool:
     return bool(build and spec["path"] in json.loads(Path(build).read_text())["forced"])
 
 
-def result_exists(job: Job[Any]) -> bool:
-    """Return whether a store has the result of a job, and the build does not force it.
+def stored_result(job: Job[Any]) -> Path | None:
+    """Return the folder in a store with the result of a job, unless the build forces the job.
 
-    Of several stores, `job.stored` becomes the folder that has it. A damaged result is named.
+    A damaged result is named, and does not count.
     """
     stores = () if is_forced(job.spec) else job.options.stores
-    for folder in (Path(store, job.spec["rule"], job.key) for store in stores):
-        if folder.is_dir() and is_undamaged(folder):
-            job.stored = folder
-            return True
-    return False
+    folders = (Path(store, job.spec["rule"], job.key) for store in stores)
+    return next((each for each in folders if each.is_dir() and is_undamaged(each)), None)
 
 
 def check_inputs(folders: Iterable[Path]) -> None:
@@ -163,16 +233,91 @@ def check_inputs(folders: Iterable[Path]) -> None:
             raise InputError(f"{folder} is damaged: start the build again, which makes it again")
 
 
-def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
-    """Raise InputError unless the code that runs is the code that was planned."""
-    current = modules.code(Path(program).stem, *selected_code(spec["settings"])).digests
-    if changed := changed_keys(spec["code"], current):
-        raise InputError(f"{changed} changed since this build was planned: start it again")
-
-
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the keys whose values differ, as one text."""
     return ", ".join(key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key))
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+def hermetic_version(mode: str) -> int:
+    """Return the version of Landlock under which jobs run; 0 if they run without limits.
+
+    mode: `auto`: limited where the kernel can; `require`: InputError where it cannot; `off`.
+    """
+    version = 0 if mode == "off" else landlock_version()
+    if mode == "require" and version < NETWORK_VERSION:
+        found = f"version {version}" if version else "none"
+        raise InputError(
+            f"hermetic: require needs version {NETWORK_VERSION} of Landlock (Linux 6.7), and this"
+            f" kernel ({platform.release()}) has {found}: use `hermetic: auto`"
+        )
+    return version
+
+
+def hub_folder() -> str:
+    """Return the folder of huggingface_hub's cache and token."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+
+
+def limits_of(job: Job[Any], files: Iterable[Path], folders: Iterable[Path]) -> dict[str, Any]:
+    """Return what the program of a job may do, for scripts/confined.py.
+
+    files: The spec, the program and its code. folders: Where imports look for modules.
+    """
+    spec, settings, options = job.spec, job.spec["settings"], job.options
+    # Records of runs do not belong to results: pages show them, and a training that is made again
+    # starts with the placement that the first one found.
+    records = [*map(Path, job.lineage)] if spec.get("shows_provenance") else []
+    if reproduced := os.environ.get(REPRODUCED):
+        records.append(Path(reproduced, *job.target.parts[1:]))
+    read: list[str | Path] = [*files, *external_files(job), *job.inputs.values()]
+    read += [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
+    read += [folder for kinds in options.versions.values() for folder in kinds.values()]
+    read += [path / RUN_RECORD for path in records]
+    write = [job.result, job.states, job.log_folder]
+    # The command of a user: its files, and its interpreter.
+    is_command = "command" in settings
+    if options.python:
+        read += read_interpreter(options.python)[1]
+    fetches = "hub" in settings or settings.get("network", False)
+    has_network = fetches or bool(options.llm_judges)
+    if fetches:
+        write += map(Path, filter(None, [hub_folder(), *map(os.environ.get, HUB_CACHES)]))
+    if options.llm_judges:
+        write.append(replies_folder(Path(options.stores[0])))
+    if has_network:
+        read += filter(None, map(os.environ.get, CERTIFICATES))
+    for folder in write:
+        make_folders(folder)
+    return {
+        "read": [*map(str, read)],
+        "folders": [*map(str, folders)],
+        "write": [*map(str, write)],
+        "network": has_network,
+        # Processes of a command may connect to each other in any way.
+        "connects": job.placement.num_processes > 1 or is_command,
+        "nodes": job.placement.nodes > 1,
+        "gpus": job.placement.gpus_per_node > 0 or is_command,
+    }
+
+
+def external_files(job: Job[Any]) -> dict[Path, str]:
+    """Return the planned digests of the external files of a job."""
+    options = job.options
+
+    def path_of(name: str) -> Path:
+        first, _, rest = name.partition("/")
+        if first in options.versions:
+            # Of a version in the store: its training or its evaluation. Or a training log.
+            kind, _, inner = rest.partition("/")
+            return Path(options.versions[first][kind], inner)
+        # The names of a dataset's files start with their split.
+        return Path(options.source, rest if job.spec["rule"] == "import_dataset" else name)
+
+    return {path_of(name): sha256 for name, sha256 in job.spec["files"].items()}
 
 
 # --- after the program ------------------------------------------------------------------------
@@ -238,25 +383,26 @@ def run_record(
     started: Unix time of the start, in seconds.
     """
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    record = {
-        "spec": digest(spec),
-        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
-        "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
-        **measured,
-        "host": platform.node(),
-        "cpu": model[1] if model else platform.machine(),
-        "cpus": os.cpu_count(),
-        "platform": platform.platform(),
-        "options": changed_values(options),
-        # The version of Landlock within whose limits the program ran.
-        "hermetic": hermetic_version(options.hermetic),
-        "python": platform.python_version(),
-        "versions": {
-            **installed_versions(spec["requirements"]),
-            **measured.get("versions", {}),
-        },
-    }
-    return sealed_json(record)
+    return sealed_json(
+        {
+            "spec": digest(spec),
+            "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
+            "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
+            **measured,
+            "host": platform.node(),
+            "cpu": model[1] if model else platform.machine(),
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "options": changed_values(options),
+            # The version of Landlock within whose limits the program ran.
+            "hermetic": hermetic_version(options.hermetic),
+            "python": platform.python_version(),
+            "versions": {
+                **installed_versions(spec["requirements"]),
+                **measured.get("versions", {}),
+            },
+        }
+    )
 
 
 def replaces_stored(job: Job[Any]) -> bool:
@@ -268,17 +414,16 @@ def replaces_stored(job: Job[Any]) -> bool:
     if not is_forced(job.spec) or result_damage(job.place):
         return True
     old, new = (require_manifest(each / MANIFEST)["files"] for each in (job.place, job.result))
-    changed, outcome = changed_keys(old, new), "the same bytes"
-    others = list[Path]()
-    if changed:
-        outcome = f"other bytes than before: {changed}"
-        paths = paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ())
-        own = (job.target, manifest_path(job.target))
-        others = [path for path in paths if not {path, *path.parents}.intersection(own)]
-    if others:
-        outcome += f"; the earlier result stays, because {others[0]} leads to it"
-    print(f"{job.target}: the forced run made {outcome}")
-    return bool(changed and not others)
+    changed = changed_keys(old, new)
+    if not changed:
+        print(f"{job.target}: the forced run made the same bytes")
+        return False
+    paths = paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ())
+    own = (job.target, manifest_path(job.target))
+    others = [path for path in paths if not {path, *path.parents}.intersection(own)]
+    stays = f"; the earlier result stays, because {others[0]} leads to it" if others else ""
+    print(f"{job.target}: the forced run made other bytes than before: {changed}{stays}")
+    return not others
 
 
 def finish(job: Job[Any]) -> None:

@@ -4,7 +4,6 @@ Snakemake itself carries out what is stale, by a stamp (Stamp). REPLACED lists a
 the workflow replaces, with the reason why the public interface is not enough.
 """
 
-import gc
 import logging
 import os
 import re
@@ -63,17 +62,14 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def collect_garbage_rarely() -> None:
-    """Have Python search for cycles of objects less often: a quarter of the time of planning."""
-    gc.freeze()
-    gc.set_threshold(200_000)
-
-
 def jobs_share_environment(workflow: Any) -> bool:
     """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
-    methods = workflow.deployment_settings.deployment_method
-    shared = workflow.storage_settings.shared_fs_usage
-    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
+    is_shared = SharedFSUsage.SOFTWARE_DEPLOYMENT in workflow.storage_settings.shared_fs_usage
+    return is_shared and not workflow.deployment_settings.deployment_method
+
+
+# The input of a job whose time makes no output stale.
+without_time = ancient
 
 
 # --- builds -----------------------------------------------------------------------------------
@@ -94,9 +90,9 @@ def call_at_builds(
     execute = workflow.execute
 
     def execute_build(executor_plugin: Any, *, scheduler_plugin: Any, **settings: Any) -> None:
-        settings["executor_plugin"], common = executor_plugin, executor_plugin.common_settings
+        common = executor_plugin.common_settings
         if not workflow.is_main_process or common.dryrun_exec or common.touch_exec:
-            execute(scheduler_plugin=scheduler_plugin, **settings)
+            execute(executor_plugin, scheduler_plugin=scheduler_plugin, **settings)
             return
 
         def scheduler(*arguments: Any) -> Any:
@@ -118,7 +114,7 @@ def call_at_builds(
             return made
 
         begin()
-        execute(scheduler_plugin=SimpleNamespace(scheduler=scheduler), **settings)
+        execute(executor_plugin, scheduler_plugin=SimpleNamespace(scheduler=scheduler), **settings)
         finish()
 
     workflow.execute = execute_build
@@ -154,6 +150,7 @@ class Stamp:
     """The stamp of this process.
 
     Args:
+        is_used: Whether this process plans. A job on a cluster has no stamp.
         is_build: Whether jobs will run.
         is_flagged: Whether Snakemake has to be told that the file stays in its place: in a module
             with a prefix, or beside a storage. The flag takes time at each job.
@@ -163,12 +160,13 @@ class Stamp:
             would miss its path among the inputs of another plan.
     """
 
-    def __init__(self, is_build: bool, is_flagged: bool) -> None:
+    def __init__(self, is_used: bool, is_build: bool, is_flagged: bool) -> None:
         self._flag: Callable[[str], Any] = local if is_flagged else str
-        self.times_started = 0
+        self._is_used, self.times_started = is_used, 0
         of_builds, of_plans = MEMORY / "build", MEMORY / "stale"
         self._path = of_builds if is_build else of_plans
-        if is_build or not of_plans.exists() or of_plans.stat().st_mtime != LATEST:
+        has_stamp = of_plans.exists() and of_plans.stat().st_mtime == LATEST
+        if is_used and (is_build or not has_stamp):
             self._write(uuid.uuid4().hex if is_build else "")
         self._fresh = of_builds if of_builds.exists() else of_plans
 
@@ -182,19 +180,14 @@ class Stamp:
         self._path = MEMORY / f"later-{self.times_started}"
         self._write(uuid.uuid4().hex)
 
-    def input(self, is_stale: bool) -> Any:
-        """Return the input of a job."""
+    def inputs(self, is_stale: bool) -> dict[str, Any]:
+        """Return the input of a job, by its name."""
         path = self._flag(str(self._path if is_stale else self._fresh))
-        return path if is_stale else without_time(path)
+        return {"stamp": path if is_stale else ancient(path)} if self._is_used else {}
 
     def _write(self, content: str) -> None:
         write_atomically(self._path, content, durable=False)
         os.utime(self._path, (LATEST, LATEST))
-
-
-def without_time(path: str) -> Any:
-    """Return an input whose time makes no output stale."""
-    return ancient(path)
 
 
 def forget(workflow: Any, path: str) -> None:

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow import hermetic
+from snakechat.workflow import publishing
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import hermetic_version, import_reward_functions
-from snakechat.workflow.kernel_limits import landlock_version
+from snakechat.workflow.kernel_limits import NETWORK_VERSION, landlock_version
+from snakechat.workflow.publishing import hermetic_version, import_reward_functions
 
 FILES = {
     "other/data.json": '{"a": 1}',
@@ -33,7 +33,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """What the attempts of tests/support/attempts.py ended with, and the files afterwards."""
-    if landlock_version() < hermetic.REQUIRED_VERSION:
+    if landlock_version() < NETWORK_VERSION:
         pytest.skip("this kernel has no Landlock with ports")
     folder = tmp_path_factory.mktemp("job")
     for name, text in FILES.items():
@@ -89,7 +89,7 @@ def test_what_the_kernel_denies_and_what_a_job_may_do(outcomes):
 
 def test_modes(monkeypatch):
     assert hermetic_version("off") == 0
-    monkeypatch.setattr(hermetic, "landlock_version", lambda: 3)
+    monkeypatch.setattr(publishing, "landlock_version", lambda: 3)
     assert hermetic_version("auto") == 3
     with pytest.raises(InputError, match=r"needs version 4 of Landlock .* has version 3"):
         hermetic_version("require")
@@ -100,8 +100,8 @@ WITHOUT_LANDLOCK = """
 import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import check_limits
 from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
+from snakechat.workflow.publishing import check_limits
 
 unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
 install_filter(filter_program(platform.machine(), unknown, ALLOW))

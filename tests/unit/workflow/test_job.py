@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import external_files
 from snakechat.workflow.job import PREPARED, Job, read_spec, write_outcome
 from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
@@ -28,6 +27,7 @@ from snakechat.workflow.processes import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
     complete,
+    external_files,
     finish,
     prepare,
     publish_result,
@@ -130,8 +130,9 @@ def alone(job, monkeypatch):
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
     monkeypatch.setenv(PREPARED, "")
-    monkeypatch.setattr("snakechat.workflow.publishing.check_code", lambda *_: None)
-    monkeypatch.setattr("snakechat.workflow.publishing.limits_of", lambda *_: {})
+    code = SimpleNamespace(digests={}, files=[])
+    modules = SimpleNamespace(code=lambda *_: code, folders=[])
+    monkeypatch.setattr("snakechat.workflow.publishing.Modules", lambda _: modules)
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
 
 
