@@ -46,13 +46,11 @@ def read_metric(
 ) -> tuple[float, list[float] | None, list[float]]:
     """Return a metric, its interval and its results by item.
 
-    Args:
-        folder: The files of the command.
-        pattern: A glob that matches one file, of JSON or of JSON lines.
-        keys: They lead to a number or to a list of numbers; in each of several lines, to a number.
+    Raises InputError if the file or the keys do not lead to them.
 
-    Raises:
-        InputError: They do not.
+    folder: The files of the command.
+    pattern: A glob that matches one file, of JSON or of JSON lines.
+    keys: They lead to a number or to a list of numbers; in each of several lines, to a number.
     """
     files = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
     if len(files) != 1:

@@ -24,8 +24,6 @@ FIELDS = {
     "reward": ["prompt", "chosen", "rejected"],
     "rlhf": ["prompt"],
 }
-
-
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")
 # What names the models and the recipes that a training reads.
@@ -124,8 +122,7 @@ def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs
 
     keys, place: The keys of a recipe or a benchmark, and their place in the config.
 
-    Raises:
-        ConfigError: A file or the interpreter does not exist.
+    Raises ConfigError if a file or the interpreter does not exist.
     """
     root, lock = config.local_path(""), keys.get("lock")
     names = ("command", "lock", "network", "metrics")
@@ -292,7 +289,7 @@ def score_responses(config: Config, name: str) -> Description:
     )
 
 
-# --- gates ------------------------------------------------------------------------------------
+# --- gates and pages ---------------------------------------------------------------------------
 
 
 def check_gate(config: Config, stage: str, name: str) -> Description:
@@ -310,9 +307,6 @@ def check_gate(config: Config, stage: str, name: str) -> Description:
     if metric.startswith("benchmarks.") and metric not in measured:
         raise ConfigError(f"{place}.gate: metric: no {metric} {available(metric, measured)}")
     return Description({"gate": gate}, inputs | measured.get(metric, {}))
-
-
-# --- pages ----------------------------------------------------------------------------------------
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:

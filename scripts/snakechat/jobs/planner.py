@@ -80,12 +80,11 @@ def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str
 
 # Options that take the manifest of a result for the whole result, or times for what makes it stale,
 # by their names in Snakemake, and what to run instead.
-_LISTING = "python scripts/explain.py, or snakemake -n"
-_DELETION = "make clean-output, or delete folders below output/"
+LISTS = ("summary", "detailed_summary", "list_changes", "list_input_changes", "list_params_changes")
 REFUSED = {
-    **dict.fromkeys(("summary", "detailed_summary", "list_changes"), _LISTING),
-    **dict.fromkeys(("list_input_changes", "list_params_changes"), _LISTING),
-    **dict.fromkeys(("delete_all_output", "delete_temp_output"), _DELETION),
+    **dict.fromkeys(LISTS, "python scripts/explain.py, or snakemake -n"),
+    "delete_all_output": "make clean-output, or delete folders below output/",
+    "delete_temp_output": "make clean-output, or delete folders below output/",
     "list_untracked": "python scripts/store.py list",
     "generate_unit_tests": "make reproduce TARGET=output/...",
     "touch": "python scripts/accept.py TARGET --because REASON, if code or libraries changed",
@@ -206,8 +205,7 @@ def plan_parser(description: str | None, usage: str = "") -> argparse.ArgumentPa
 def plan_build(words: list[str]) -> Plan:
     """Plan `snakemake WORDS`, in the folder of the build from now on.
 
-    Raises:
-        InputError: The config, an option or a target is invalid.
+    Raises InputError if the config, an option or a target is invalid.
     """
     options, command_line = parse_options(words)
     for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):

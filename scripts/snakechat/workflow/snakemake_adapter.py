@@ -76,10 +76,7 @@ without_time = ancient
 
 
 def call_at_builds(
-    workflow: Any,
-    begin: Callable[[], None],
-    start: Callable[[], None],
-    finish: Callable[[], None],
+    workflow: Any, begin: Callable[[], None], start: Callable[[], None], finish: Callable[[], None]
 ) -> None:
     """Call functions at each build, but not at a dry run.
 
