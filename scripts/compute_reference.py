@@ -29,12 +29,11 @@ def main(job: Job[Any]) -> None:
     """Compute the log-probabilities of both splits."""
     settings, folder = job.settings, job.inputs["model"]
     start_evaluation(job.placement, settings.dtype)
-    tokenizer = load_tokenizer(folder)
     pairs = {
         split: Examples.read(job.inputs["tokens"], split, "chosen", "rejected") for split in SPLITS
     }
     with load_frozen(
-        Policy, folder, settings.dtype, tokenizer, job.placement, pairs["train"]
+        Policy, folder, settings.dtype, load_tokenizer(folder), job.placement, pairs["train"]
     ) as model:
         for split, rows in pairs.items():
             examples = {split: rows}

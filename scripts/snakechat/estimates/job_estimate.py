@@ -256,17 +256,23 @@ class JobEstimate:
         needed, usable = self.memory.total(), USABLE_MEMORY * self.gpu_memory
         if needed > usable:
             [(largest, size)] = self.memory.most_common(1)
-            peak = f"{format_size(needed)} at {self.moment} ({largest}: {format_size(size)})"
-            yield f"does not fit: {peak}, a GPU has {format_size(usable)}"
+            yield (
+                f"does not fit: {format_size(needed)} at {self.moment} ({largest}:"
+                f" {format_size(size)}), a GPU has {format_size(usable)}"
+            )
         first, ranks = workload.runs[0], workload.vllm_ranks
         weights = first.model.weight_bytes
         if 0 < ranks * GPU_MEMORY_FRACTION * self.gpu_memory < weights:
-            used = f"the {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses"
-            yield f"does not fit: vllm needs more than {used}: set vllm_tensor_parallel_size"
+            yield (
+                f"does not fit: vllm needs more than the {GPU_MEMORY_FRACTION:.0%} of a GPU that"
+                " it uses: set vllm_tensor_parallel_size"
+            )
         gathers = first.epochs and first.stage == 3 and not samples_whole(weights, self.gpu_memory)
         if first.samples and gathers and not ranks:
-            cost = "each token gathers all weights from all GPUs, whose time is not counted"
-            yield f"{cost}: set generation_backend: vllm with vllm_tensor_parallel_size"
+            yield (
+                "each token gathers all weights from all GPUs, whose time is not counted: set"
+                " generation_backend: vllm with vllm_tensor_parallel_size"
+            )
 
     # --- what it runs ---
 
@@ -340,8 +346,9 @@ class JobEstimate:
     def _with_responses(self, prompts: TokenCounts) -> TokenCounts:
         """Return the counts of prompts with all their responses, of the maximum length."""
         count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
-        longest = prompts.longest + count * limit
-        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
+        return prompts._replace(
+            responses=count * limit, longest=prompts.longest + count * limit, num_responses=count
+        )
 
     def _rows(self, tokens: TokenCounts) -> float:
         """Return the rows of all steps of a training; nan if their number is unknown."""

@@ -193,9 +193,7 @@ def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig
     if layers and getattr(config, "layer_types", None):
         # Repeated, for a model with fewer layers than are measured.
         config.layer_types = (config.layer_types * layers)[:layers]
-    for name, value in config.to_dict().items():
-        if "drop" in name and value:
-            setattr(config, name, 0.0)
+    config.update({name: 0.0 for name, v in config.to_dict().items() if "drop" in name and v})
     return config
 
 

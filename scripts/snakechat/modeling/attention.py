@@ -198,9 +198,8 @@ def packed_attention(
     is_grouped, shape = key.shape[1] != query.shape[1], query.shape[::2]
     query, key, value = (each.transpose(1, 2).flatten(end_dim=1) for each in (query, key, value))
     _, _, own, prompts, responses, _ = packed_segments
-    output: Any
     if responses is not None:
-        output = shared_prompt_attention(query, key, value, own, prompts, responses, scaling)
+        output: Any = shared_prompt_attention(query, key, value, own, prompts, responses, scaling)
     else:
         output = varlen_attn(
             query,
@@ -274,9 +273,8 @@ def flash_forward(
     """
     query, key, value = states
     if query.is_cuda:
-        lengths = _lengths(of_queries, of_keys)
         return torch.ops.aten._flash_attention_forward(
-            *states, *lengths, 0.0, is_causal, False, scale=scaling
+            *states, *_lengths(of_queries, of_keys), 0.0, is_causal, False, scale=scaling
         )[:2]
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
     key, value = (_for_all_heads(each, query) for each in (key, value))

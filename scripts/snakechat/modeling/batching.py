@@ -72,9 +72,8 @@ def training_batches(
             f"{num_rows} training rows are fewer than a batch of {batch_size}: each epoch is one"
             f" step of {num_rows} rows"
         )
-    max_steps = settings.max_steps
-    epochs = epoch_batches(num_rows, batch_size, settings.epochs, settings.seed, max_steps)
-    return [rows for epoch in epochs for rows in epoch][:max_steps]
+    epochs = epoch_batches(num_rows, batch_size, settings.epochs, settings.seed, settings.max_steps)
+    return [rows for epoch in epochs for rows in epoch][: settings.max_steps]
 
 
 class TokenBatch(NamedTuple):
@@ -264,8 +263,7 @@ class Examples:
                 for segment, part in enumerate((prompt, *responses)):
                     index = start + np.arange(len(part))
                     positions = np.arange(len(part)) + (len(prompt) if segment else 0)
-                    table[0, index], table[1, index] = part, positions
-                    table[2:, index] = [[place], [segment]]
+                    table[:, index] = np.broadcast_arrays(part, positions, place, segment)
                     start += len(part)
                     if segment == 0:
                         continue

@@ -28,15 +28,16 @@ def check_output(output: Path, source: Path, is_classifier: bool) -> None:
     """Raise InputError unless a folder has a model of a kind with the tokenizer of another one."""
     for name in ("config.json", "tokenizer_config.json"):
         if not (output / name).exists():
-            advice = "save model and tokenizer; of peft's adapters, model.merge_and_unload()"
-            raise InputError(f"{{output}} has no {name}: {advice}")
+            raise InputError(
+                f"{{output}} has no {name}: save model and tokenizer; of peft's adapters,"
+                " model.merge_and_unload()"
+            )
     try:
         own, before = load_tokenizer(output), load_tokenizer(source)
-        is_same = is_same_tokenizer(own, before)
-        is_same &= before.chat_template in (None, own.chat_template)
+        has_template = before.chat_template in (None, own.chat_template)
+        is_same = has_template and is_same_tokenizer(own, before)
         if is_same:
-            load = load_scorer if is_classifier else load_causal
-            load(output, "fp32", own, deferred=True)
+            (load_scorer if is_classifier else load_causal)(output, "fp32", own, deferred=True)
     # transformers raises exceptions of many classes for invalid folders.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
@@ -54,16 +55,18 @@ def write_metrics(path: Path, logs: Path) -> None:
     Raises InputError if a line is not a JSON object with the number of a step.
     """
     if not path.exists():
-        steps = sorted(read_events(logs).items())
-        lines = [json.dumps({"step": step, **scalars}) for step, scalars in steps]
+        events = read_events(logs)
+        lines = [json.dumps({"step": step, **events[step]}) for step in sorted(events)]
         path.write_text("".join(f"{line}\n" for line in lines))
     with path.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             try:
                 operator.index(json.loads(text)["step"])
             except (ValueError, TypeError, LookupError):
-                where = f"{{output}}/metrics.jsonl, line {number}"
-                raise InputError(f"{where}: expected an object with an integer step") from None
+                raise InputError(
+                    f"{{output}}/metrics.jsonl, line {number}: expected an object with an integer"
+                    " step"
+                ) from None
 
 
 def read_events(logs: Path) -> dict[int, dict[str, float]]:

@@ -88,8 +88,7 @@ def next_logits(
     # BLOOM derives positions from the mask.
     if "position_ids" in inspect.signature(model.forward).parameters:
         arguments["position_ids"] = positions
-    arguments |= {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-    return model(**arguments).logits[:, -1]
+    return model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
 
 def pad_left(
@@ -110,8 +109,9 @@ def takes_dense_mask(model: PreTrainedModel) -> bool:
 
     From a mask [b, L], transformers makes that one at each token, and reads it on the host first.
     """
-    layers = make_cache(model.config, 1).layers
-    return all(isinstance(layer, PreallocatedLayer) for layer in layers) and supports_packing(model)
+    return supports_packing(model) and all(
+        isinstance(layer, PreallocatedLayer) for layer in make_cache(model.config, 1).layers
+    )
 
 
 def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
@@ -285,10 +285,9 @@ def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: flo
     block, uniforms = invert_cdf(blocks.sum(dim=2), uniforms)
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     column, _ = invert_cdf(blocks[rows, block], uniforms[..., None])
-    tokens = block * CDF_BLOCK + column.squeeze(-1)
     # Logits that are not finite give any token, and callers check them later. On a GPU, an index
     # outside of the vocabulary would end the process before.
-    return tokens.clamp(max=logits.shape[1] - 1)
+    return (block * CDF_BLOCK + column.squeeze(-1)).clamp(max=logits.shape[1] - 1)
 
 
 def invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

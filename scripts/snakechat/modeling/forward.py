@@ -16,7 +16,7 @@ fp32.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -97,8 +97,7 @@ class Scorer(Wrapper):
         state_index.
         """
         hidden = hidden_states(self.model, batch)[positions]
-        score_head: Any = self.model.score
-        outputs = score_head(hidden).squeeze(-1).float()
+        outputs = cast(Any, self.model.score)(hidden).squeeze(-1).float()
         return self.normalizer(outputs) if self.normalizer else outputs
 
 
@@ -108,8 +107,7 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     arguments: dict[str, Any] = {"attention_mask": batch.attention_mask}
     if segments is not None and positions is not None:
         arguments = packed_arguments(model, segments, positions)
-    base_model: Any = model.base_model
-    outputs = base_model(
+    outputs = cast(Any, model.base_model)(
         input_ids=batch.input_ids, position_ids=positions, use_cache=False, **arguments
     )
     return outputs.last_hidden_state.flatten(end_dim=1)
@@ -194,8 +192,9 @@ def token_logprobs(
     hidden: [N, D]. weight: [V, D]. bias: [V] or None. tokens: [N]. return_entropies: also return
     the entropy [N] of each distribution, without gradient.
     """
-    layer = hidden, weight, bias, tokens
-    logprobs, entropies = _TokenLogprobs.apply(*layer, temperature, return_entropies)
+    logprobs, entropies = _TokenLogprobs.apply(
+        hidden, weight, bias, tokens, temperature, return_entropies
+    )
     return (logprobs, entropies) if return_entropies else logprobs
 
 
@@ -206,8 +205,7 @@ def sum_of_logprobs(hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens:
     """
     if torch.is_grad_enabled():
         return _SumOfLogprobs.apply(hidden, weight, bias, tokens)
-    logprobs: Any = token_logprobs(hidden, weight, bias, tokens)
-    return logprobs.sum()
+    return cast(Any, token_logprobs(hidden, weight, bias, tokens)).sum()
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -228,8 +226,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         layer, factors = ctx.saved_tensors, grad_outputs[0][:, None] / ctx.temperature
-        needed = ctx.needs_input_grad
-        _, gradients = _sum_and_gradients(layer, needed, ctx.temperature, factors)
+        _, gradients = _sum_and_gradients(layer, ctx.needs_input_grad, ctx.temperature, factors)
         return *_scaled(gradients, layer[0].dtype), None, None, None
 
 

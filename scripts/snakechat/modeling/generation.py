@@ -104,8 +104,9 @@ class Sampler:
             own_rows: The prompts that this process samples responses to.
         """
         model, num_generations = self.model, self.num_generations
-        shape = len(prompts), num_generations, self.max_response_length
-        uniforms = torch.rand(shape, dtype=torch.float64)[list(own_rows)]
+        uniforms = torch.rand(
+            len(prompts), num_generations, self.max_response_length, dtype=torch.float64
+        )[list(own_rows)]
         prompts = [prompts[row] for row in own_rows]
         responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
         stops = copy_to_device(torch.tensor(self.stop_ids), model.device)
@@ -138,8 +139,7 @@ class Sampler:
     def fixed_decoder(self, stops: torch.Tensor, capacity: int) -> "FixedDecoder":
         """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
         # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = [each.data_ptr() for each in (*self.model.parameters(), *self.model.buffers())]
         if not self.decoder or self.decoder.capacity < capacity or addresses != self.addresses:
             # Free the old one first. Its graphs have ended: their tokens were read.
             self.decoder, self.addresses = None, addresses

@@ -94,12 +94,10 @@ def _load(
             f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model has only"
             f" {config.vocab_size} embeddings: use the model's own tokenizer"
         )
-    for name, value in config.to_dict().items():
-        # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
-        if re.search("drop|jitter", name) and value:
-            setattr(config, name, 0.0)
-    for name in SPECIAL_IDS:
-        setattr(config, name, getattr(tokenizer, name))
+    values = config.to_dict().items()
+    # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
+    config.update({name: 0.0 for name, v in values if re.search("drop|jitter", name) and v})
+    config.update({name: getattr(tokenizer, name) for name in SPECIAL_IDS})
     if is_scorer:
         config.num_labels = 1
     # transformers then selects sdpa if the family has it. Eager attention would add a boolean mask

@@ -311,9 +311,10 @@ class _ModelCheck:
 
 def sequences(rows: Examples) -> list[list[int]]:
     """Return prompt and response of each sequence, all first responses before all second ones."""
-    numbers = range(len(rows))
     return [
-        [*rows.prompts[row], *responses[row]] for responses in rows.responses for row in numbers
+        [*rows.prompts[row], *responses[row]]
+        for responses in rows.responses
+        for row in range(len(rows))
     ]
 
 

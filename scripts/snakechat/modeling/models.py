@@ -249,9 +249,8 @@ def choose_device(placement: Placement) -> torch.device:
         torch.backends.cuda.enable_cudnn_sdp(False)
     # The threads of a CPU add the gradients of indexed rows in any order, too.
     if not on_gpu or uses_deterministic_kernels():
-        # Otherwise, an operation without such a kernel is a warning.
-        is_strict = uses_deterministic_kernels()
-        torch.use_deterministic_algorithms(True, warn_only=not is_strict)
+        # Without the setting, an operation without such a kernel is a warning.
+        torch.use_deterministic_algorithms(True, warn_only=not uses_deterministic_kernels())
         # It would write to memory that deferred weights reserve and never use.
         cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
     return torch.device("cuda" if on_gpu else "cpu")

@@ -44,8 +44,7 @@ def save_model(
         if model.can_generate():
             ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
             # load_causal has set all ids that end a response.
-            generation: Any = model.generation_config
-            stops = generation.eos_token_id
+            stops = cast(Any, model.generation_config).eos_token_id
             ids["eos_token_id"] = stops[0] if isinstance(stops, list) and len(stops) == 1 else stops
             model.generation_config = GenerationConfig(do_sample=True, **ids)
         # Without weights: the configs only.
@@ -176,8 +175,10 @@ def write_weights(
             "total_parameters": sum(map(torch.Tensor.numel, shapes.values())),
             **split.metadata,
         }
-        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / SAFE_WEIGHTS_INDEX_NAME, index)
+        write_json(
+            folder / SAFE_WEIGHTS_INDEX_NAME,
+            {"metadata": metadata, "weight_map": split.tensor_to_filename},
+        )
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
