@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
         folder, splits = fetch(hub, "dataset", settings["revision"], choose)
         job.facts |= {"commit": folder.name, **card_facts(folder)}
     else:
-        found: dict[str, list[str]] = {}
-        for name in job.spec["files"]:
-            split, _, relative = name.partition("/")
-            found.setdefault(split, []).append(relative)
-        folder, splits = Path(job.options.source), found
+        # Names of files are SPLIT/PATH.
+        groups = groupby(job.spec["files"], lambda name: name.partition("/")[0])
+        splits = {
+            split: [name.removeprefix(f"{split}/") for name in names] for split, names in groups
+        }
+        folder = Path(job.options.source)
         job.facts |= settings["card"]
     return {split: {path: folder / path for path in splits[split]} for split in splits}
 

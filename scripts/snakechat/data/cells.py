@@ -186,13 +186,15 @@ def _turn(message: Any, name: str) -> Turn:
     result of a call with RESULT_KEYS.
     """
     if not isinstance(message, dict):
-        kind = type(message).__name__
-        raise BadRow(f"{name} contains {kind}, expected messages with role and content")
+        raise BadRow(
+            f"{name} contains {type(message).__name__}, expected messages with role and content"
+        )
     is_learned = _is_learned(message, name, "a turn")
     source_role = str(_one_of(message, ("role", "from"), name))
     if not (role := ROLES.get(source_role)):
-        known = ", ".join(ROLES)
-        raise BadRow(f"{name} has a turn with role {source_role!r}, expected one of {known}")
+        raise BadRow(
+            f"{name} has a turn with role {source_role!r}, expected one of {', '.join(ROLES)}"
+        )
     text = _one_of(message, ("content", "value"), name)
     calls = _one_of(message, ("tool_calls", "function_call"), name)
     if source_role in CALLS:
@@ -273,8 +275,9 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     calls = []
     for call, function in _functions(value, f"{name}: a call"):
         if unknown := function.keys() - CALL_KEYS:
-            found = ", ".join(sorted(unknown))
-            raise BadRow(f"{name} has a call with {found}, expected name and arguments")
+            raise BadRow(
+                f"{name} has a call with {', '.join(sorted(unknown))}, expected name and arguments"
+            )
         place = f"{name}: the arguments of {function['name']}"
         objects = _objects(function.get("arguments") or {}, place)
         if len(objects) != 1:

@@ -117,8 +117,10 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
     missing = [name for name in fields if name not in (*columns, *optional)]
     if unknown or missing:
         problem = "has no field" if unknown else "requires"
-        found = f"{problem} {', '.join(unknown or missing)} (fields: {', '.join(fields)})"
-        raise ValueError(f"format {format} {found}")
+        raise ValueError(
+            f"format {format} {problem} {', '.join(unknown or missing)}"
+            f" (fields: {', '.join(fields)})"
+        )
     return columns
 
 
@@ -174,8 +176,9 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
     nullable = nullable or name == "system"
     column, *keys = [path] if path in row else path.split(".")
     if column not in row:
-        found = ", ".join(map(str, row))
-        raise BadRow(f"column {column} is missing; the row has {found}: {MISSING}")
+        raise BadRow(
+            f"column {column} is missing; the row has {', '.join(map(str, row))}: {MISSING}"
+        )
     value = row[column]
     for key in keys:
         if isinstance(value, dict):

@@ -63,11 +63,10 @@ def check_files(folder: Path) -> None:
         if name.endswith(".json"):
             try:
                 content = json.loads((folder / name).read_bytes())
-                problem = layers_problem(content) if name == "config.json" else None
+                if name == "config.json" and (problem := layers_problem(content)):
+                    raise InputError(f"config.json has {problem}")
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{name} is damaged ({error}): download it again") from None
-            if problem:
-                raise InputError(f"config.json has {problem}")
     missing = {"config.json"} - names
     if "tokenizer.json" not in names and not any(name.endswith(".model") for name in names):
         # transformers would make an empty one.

@@ -230,19 +230,22 @@ def write_records(
         advice: What to do if no row is left, which is an error.
         kept: Names of the columns that records keep.
     """
-    stats = {}
-    job.facts |= {"dropped": {}, "size": {}}
-    for split, found in splits.items():
-        stats[split] = write_split(job.result / f"{split}.parquet", found, kept)
-        rows, dropped = stats[split]["rows"], stats[split]["dropped"]
-        job.facts["size"][split] = {"rows": rows}
-        job.facts["dropped"][split] = dict(sorted(dropped.items()))
-        if not rows:
+    stats = {
+        split: write_split(job.result / f"{split}.parquet", rows, kept)
+        for split, rows in splits.items()
+    }
+    for split, each in stats.items():
+        if not each["rows"]:
             raise InputError(
                 f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-                f" {sum(dropped.values()):,} (dropped: {dropped}){advice and f': {advice}'}"
+                f" {sum(each['dropped'].values()):,} (dropped: {each['dropped']})"
+                f"{advice and f': {advice}'}"
             )
-        print(f"{job.spec['name']}: {rows:,} rows in split {split}")
+        print(f"{job.spec['name']}: {each['rows']:,} rows in split {split}")
+    job.facts |= {
+        "dropped": {split: dict(sorted(each["dropped"].items())) for split, each in stats.items()},
+        "size": {split: {"rows": each["rows"]} for split, each in stats.items()},
+    }
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 

@@ -87,9 +87,9 @@ def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
         raise
     except DAMAGES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        size = path.stat().st_size
         raise InputError(
-            f"{path}: damaged or truncated after row {number} ({size} bytes): {reason}"
+            f"{path}: damaged or truncated after row {number} ({path.stat().st_size} bytes):"
+            f" {reason}"
         ) from None
     if not number:
         raise InputError(f"{path}: no rows")
@@ -168,9 +168,6 @@ def _rows_of_batch(batch: Any) -> list[Any]:
             # Row by row, to find the bad ones.
             parts = (batch.slice(index, 1) for index in range(batch.num_rows))
             return [row for part in parts for row in _rows_of_batch(part)]
-        if isinstance(error, UnicodeDecodeError):
-            text = error.object[error.start : error.start + 20]
-            return [BadRow(f"text that is not UTF-8: {text!r}")]
         return [BadRow(str(error))]
 
 
