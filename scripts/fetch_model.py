@@ -128,8 +128,8 @@ def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Ten
     """
     for name in sorted(tensors.keys() & others.keys()):
         pair = tensors[name], others[name]
-        dtype = min((each.dtype for each in pair), key=lambda dtype: dtype.itemsize)
-        if not torch.equal(*(each.to(dtype) for each in pair)):
+        narrow, wide = sorted(pair, key=lambda tensor: tensor.itemsize)
+        if not torch.equal(narrow, wide.to(narrow.dtype)):
             raise InputError(
                 f"{' and '.join(WEIGHTS)} have different weights ({name}): delete the files of the"
                 " one that you do not mean"

@@ -3,9 +3,8 @@ stats.json.
 """
 
 import json
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files
 from snakechat.data.dialogues import SPLITS, UNMARKED, as_text, is_message
 from snakechat.data.formats import column_paths, kept_cells, record_of, with_instructions
-from snakechat.data.hub import card_configs, card_facts, fetch
+from snakechat.data.hub import card_facts, card_metadata, fetch
 from snakechat.data.records import COLUMNS, texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import all_prompts, make_rows
@@ -38,7 +37,7 @@ def main(job: Job) -> None:
                 f"datasets.{job.spec['name']}: eval_rows is {settings.eval_rows}, but the toy has"
                 f" {most} prompts for both splits"
             )
-        toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
+        toy = make_rows(settings.rows, settings.eval_rows, settings.seed)
         columns = dict(zip(COLUMNS, COLUMNS, strict=True))
         records = ([record_of(row, "plain", columns) for row in rows] for rows in toy)
         write_records(job, dict(zip(SPLITS, records, strict=True)))
@@ -57,13 +56,12 @@ def main(job: Job) -> None:
 def source_files(job: Job) -> dict[str, dict[str, Path]]:
     """Return {split: {name: path}} of the files to import; record what the card declares."""
     settings = vars(job.settings)
-    splits: Mapping[str, Sequence[str]]
     if "hub" in settings:
         hub = settings["hub"]
 
         def choose(paths: list[str], folder: Path) -> dict[str, list[str]]:
             place = f"datasets.{job.spec['name']}: {hub}"
-            return split_files(paths, settings, card_configs(folder), place)
+            return split_files(paths, settings, card_metadata(folder).get("configs"), place)
 
         folder, splits = fetch(hub, "dataset", settings["revision"], choose)
         job.facts |= {"commit": folder.name, **card_facts(folder)}
@@ -139,8 +137,8 @@ def converted_row(row: dict[str, Any] | BadRow, settings: Mapping[str, Any]) -> 
             text and (text if is_message(text) else as_text(re.sub(remove, "", text)))
             for text in responses
         ]
-    instructions = settings.get("prompt_template"), settings.get("system")
-    return with_instructions(prompt, *instructions), *responses, *kept
+    template, system = settings.get("prompt_template"), settings.get("system")
+    return with_instructions(prompt, template, system), *responses, *kept
 
 
 if __name__ == "__main__":

@@ -33,9 +33,12 @@ def main(job: Job) -> None:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer that, like OPT's, starts every text with <s>."""
     tokenizer = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
     tokenizer.train_from_iterator(
-        texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=special
+        texts,
+        vocab_size,
+        min_frequency=0,
+        show_progress=False,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
     )
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(

@@ -26,7 +26,7 @@ def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write responses.jsonl."""
     settings = job.settings
     start_evaluation(job.placement, settings.dtype)
-    entries = read_prompts(settings.prompt_sets, Path(job.options.source, "prompts"))
+    entries = list(read_prompts(settings.prompt_sets, Path(job.options.source, "prompts")))
     prompts = [entry["prompt"] for _, entry in entries]
     # Of each prompt, by model and decoder.
     responses: dict[tuple[str, str], list[Response]] = {}

@@ -79,8 +79,9 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[list[Line]] 
         written = []
         for before, [text] in conversations_of(settings, turns, response):
             prompt = writer.prompt(before)
-            completion = f"{writer.response(prompt, before, text)}{end}"
-            written.append({PROMPT: prompt, "completion": completion})
+            written.append(
+                {PROMPT: prompt, "completion": writer.response(prompt, before, text) + end}
+            )
         dialogue = messages_of([*turns, response_turn(response)])
         return [[{"messages": dialogue, **tools}], written]
     prompt = writer.prompt(turns)

@@ -37,8 +37,7 @@ def main(job: Job) -> None:
     removed = removed_rows(job, vars(settings), paths)
     if "eval" not in groups:
         rows["train"], rows["eval"] = split_rows(groups["train"], [9, 1], settings.seed)
-        for each in (groups, removed):
-            each["eval"] = each["train"]
+        groups["eval"], removed["eval"] = groups["train"], removed["train"]
 
     sizes = []
     for split in SPLITS:

@@ -4,7 +4,6 @@ The facts are those of tokenizer.json and tokenizer_config.json of the named rep
 """
 
 import json
-import random
 
 from tokenizers import (
     AddedToken,
@@ -54,7 +53,7 @@ QWEN_TEMPLATE = """\
 
 def toy(size=300):
     """A tokenizer of so many tokens, trained on the toy dataset."""
-    rows, _ = make_rows(100, 10, random.Random(1))
+    rows, _ = make_rows(100, 10, 1)
     return train_tokenizer((text for row in rows for text in row.values()), size)
 
 

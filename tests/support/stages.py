@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import random
 import shutil
 import time
 from pathlib import Path
@@ -135,7 +134,7 @@ def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_j
 
 def toy_rows(number, seed=1):
     """Return the same pairs of the toy for both splits: (prompt, chosen, rejected)."""
-    rows, _ = toy.make_rows(number, 0, random.Random(seed))
+    rows, _ = toy.make_rows(number, 0, seed)
     return {split: [tuple(row.values()) for row in rows] for split in ("train", "eval")}
 
 

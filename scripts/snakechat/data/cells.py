@@ -63,7 +63,7 @@ MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']\s*:"
 ROLE = re.compile(r"""["'](role|from)["']\s*:""")
 
 
-class BadRow(Exception):
+class BadRow(ValueError):
     """A row that does not have the format of its dataset; on_bad_row decides what happens."""
 
     def __init__(self, reason: str) -> None:
@@ -98,15 +98,21 @@ def is_one(label: Any, name: str = "label") -> bool:
     return number == 1
 
 
-def parse_json(text: str) -> Any:
-    """Return the value of a text, or raise ValueError; no object may have a key twice."""
+def parse_json(text: str, problem: str = "invalid JSON") -> Any:
+    """Return the value of a text; no object may have a key twice.
+
+    Raises:
+        BadRow: The text has no value. Its message is the problem with the reason.
+    """
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        reason = "nested too deeply"
     except json.JSONDecodeError as error:
-        found = text[error.pos : error.pos + 20] or text[:20]
-        raise ValueError(f"{error}, found {found!r}") from None
+        reason = f"{error}, found {text[error.pos : error.pos + 20] or text[:20]!r}"
+    except ValueError as error:
+        reason = str(error)
+    raise BadRow(f"{problem}: {reason}")
 
 
 def json_of(value: Any, name: str) -> str:
@@ -162,7 +168,7 @@ def turns_of_messages(value: Any, name: str) -> list[Turn]:
     if isinstance(value, str):
         if name != "messages" and not (MESSAGES.match(value) and ROLE.search(value)):
             return [({"prompt": "user", "system": "system"}.get(name, "assistant"), value)]
-        value = _parsed(value, name, "JSON of messages")
+        value = parse_json(value, f"{name} is text, but not JSON of messages")
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
@@ -199,7 +205,7 @@ def _turn(message: Any, name: str) -> Turn:
     calls = _one_of(message, ("tool_calls", "function_call"), name)
     if source_role in CALLS:
         calls, text = text, None
-    calls = _calls(calls, name)
+    calls = list(_calls(calls, name))
     if isinstance(text, list):
         text = "".join(_text_of_part(part, name) for part in text)
     text = "" if calls and text is None else checked_text(text, f"{name}: the text of a turn")
@@ -237,14 +243,11 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
 
     Other keys that look like weights, thoughts or images make the row a bad one.
     """
-    weights = {}
-    for key, value in message.items():
+    present = {key: value for key, value in message.items() if value is not None}
+    weights = {key: is_one(value, key) for key, value in present.items() if key in WEIGHTS}
+    for key, value in present.items():
         words = re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower()
-        if value is None:
-            continue
-        if key in WEIGHTS:
-            weights[key] = is_one(value, key)
-        elif MASKS.search(words):
+        if key not in WEIGHTS and MASKS.search(words):
             raise BadRow(
                 f"{name} has {place} with {key}, which looks like a mask of the loss: expected"
                 " weight: 0 for a response that is not learned"
@@ -270,22 +273,20 @@ def _one_of(values: Mapping[str, Any], keys: Sequence[str], name: str) -> Any:
     return first
 
 
-def _calls(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return calls of tools as chat templates read them, their arguments as an object."""
-    calls = []
+def _calls(value: Any, name: str) -> Iterator[dict[str, Any]]:
+    """Yield calls of tools as chat templates read them, their arguments as an object."""
     for call, function in _functions(value, f"{name}: a call"):
         if unknown := function.keys() - CALL_KEYS:
             raise BadRow(
                 f"{name} has a call with {', '.join(sorted(unknown))}, expected name and arguments"
             )
         place = f"{name}: the arguments of {function['name']}"
-        objects = _objects(function.get("arguments") or {}, place)
+        objects = list(_objects(function.get("arguments") or {}, place))
         if len(objects) != 1:
             raise BadRow(f"{place} are {len(objects)} objects, expected one")
         own = {"id": call["id"]} if "id" in call else {}
         function = {"name": function["name"], "arguments": objects[0]}
-        calls.append({**own, "type": "function", "function": function})
-    return calls
+        yield {**own, "type": "function", "function": function}
 
 
 def _functions(value: Any, name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -297,34 +298,25 @@ def _functions(value: Any, name: str) -> Iterator[tuple[dict[str, Any], dict[str
         yield each, function
 
 
-def _objects(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return the objects of a cell: an object, a list of objects, or JSON text of these.
+def _objects(value: Any, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a cell: an object, a list of objects, or JSON text of these.
 
     Keys with a null value are dropped: in a table, each row has the keys of all rows. In JSON text,
     they are kept.
     """
     is_text = isinstance(value, str)
     if is_text:
-        value = _parsed(value, name) if value else None
-    found = []
+        value = parse_json(value, f"{name} is text, but not JSON") if value else None
     for each in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(each, str):
-            found += _objects(each, name)
+            yield from _objects(each, name)
         elif isinstance(each, dict):
-            found.append(each if is_text else _without_nulls(each))
+            yield each if is_text else _without_nulls(each)
         else:
             raise BadRow(f"{name} is {type(each).__name__}, expected an object")
-    return found
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _parsed(text: str, name: str, expected: str = "JSON") -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise BadRow(f"{name} is text, but not {expected}: {error}") from None

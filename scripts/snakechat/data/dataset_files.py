@@ -146,16 +146,20 @@ def train_and_eval(
         visible: All files, for errors.
     """
     if not found:
-        others = f", found {_listed(visible)}" if visible else ""
-        raise InputError(f"no training files: expected {EXPECTED_KINDS}{others}")
+        raise InputError(
+            f"no training files: expected {EXPECTED_KINDS}"
+            + (f", found {_listed(visible)}" if visible else "")
+        )
     train = wanted.get("train", "train")
     held_out = [split for split in HELD_OUT if split in found and split != train]
     names = {"train": train} | ({"eval": held_out[0]} if held_out else {}) | dict(wanted)
     for split, name in names.items():
         if name not in found:
             shown = ", ".join(f"{known} ({_listed(files)})" for known, files in found.items())
-            hint = f"set split: {{{split}: NAME}}, or select the files by train:"
-            raise InputError(f"no files of the split {name}, found {shown}: {hint}")
+            raise InputError(
+                f"no files of the split {name}, found {shown}: set split: {{{split}: NAME}}, or"
+                " select the files by train:"
+            )
     return {split: found[name] for split, name in names.items()}
 
 

@@ -64,11 +64,6 @@ class Format(NamedTuple):
     record: Callable[..., Record]
     optional: tuple[str, ...] = ()
 
-    @property
-    def has_messages(self) -> bool:
-        """Whether fields may be lists of messages. Otherwise, they are texts."""
-        return "system" in self.optional
-
 
 def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     """Convert a row of a source to a record.
@@ -83,7 +78,8 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     """
     read = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
     check_columns(row, read)
-    has_messages = FORMATS[format].has_messages
+    # Fields of formats with a system turn may be lists of messages. Others are texts.
+    has_messages = "system" in FORMATS[format].optional
     fields: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, list):

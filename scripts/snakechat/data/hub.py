@@ -58,22 +58,23 @@ def fetch(
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
     try:
-        # Each path with its digest on the hub.
-        listed: dict[str, str | None]
+        # `listed` has each path with its digest on the hub.
         if constants.HF_HUB_OFFLINE:
             # No patterns: the folder alone.
             folder = Path(
                 snapshot_download(repository, repo_type=kind, revision=revision, allow_patterns=[])
             )
             found = [path for path in folder.rglob("*") if path.is_file()]
-            listed = {path.relative_to(folder).as_posix(): None for path in found}
+            listed: dict[str, str | None] = {
+                path.relative_to(folder).as_posix(): None for path in found
+            }
         else:
             info: Any = HfApi().repo_info(
                 repository, repo_type=kind, revision=revision, files_metadata=True, timeout=TIMEOUT
             )
-            files = info.siblings or ()
             listed = {
-                each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in files
+                each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id
+                for each in info.siblings or ()
             }
             cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
             folder = cache / "snapshots" / str(info.sha)
@@ -128,7 +129,7 @@ def card_facts(folder: Path) -> dict[str, Any]:
     A licence that the Hub does not know is "other (NAME)". Only words are returned, because they
     appear in generated pages.
     """
-    metadata = _metadata(folder)
+    metadata = card_metadata(folder)
     texts = [metadata.get(key) for key in ("license", "license_name")]
     license, name = (
         text.lower() if isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text) else None
@@ -137,13 +138,8 @@ def card_facts(folder: Path) -> dict[str, Any]:
     return {"licence": f"other ({name})" if license == "other" and name else license}
 
 
-def card_configs(folder: Path) -> Any:
-    """Return what the card in a folder says of the configs of a dataset, or None."""
-    return _metadata(folder).get("configs")
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a card; {} if there are none that can be read."""
+def card_metadata(folder: Path) -> dict[str, Any]:
+    """Return the metadata of the card in a folder; {} if there are none that can be read."""
     try:
         with (folder / CARD).open("rb") as file:
             found = METADATA.match(file.read(MAX_BYTES).decode("utf-8-sig", "replace"))

@@ -76,9 +76,14 @@ def write_split(
         rows: Records, each followed by its kept cells; a dropped one is its reason.
         kept: Names of the columns that records keep.
     """
-    columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
-    columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
-    schema = pa.schema(columns)
+    schema = pa.schema(
+        [
+            ("prompt", TURNS),
+            *((name, pa.string()) for name in ("chosen", "rejected")),
+            (DIGEST, pa.binary(16)),
+            *((f"{KEPT}{name}", pa.string()) for name in kept),
+        ]
+    )
     dropped, prompts, size = Counter[str](), array("Q"), 0
     group: list[dict[str, Any]] = []
     with pq.ParquetWriter(path, schema, compression="zstd") as file:

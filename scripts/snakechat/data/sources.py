@@ -201,8 +201,8 @@ def _parsed(text: str) -> Any:
     """Return the value of a text, or a BadRow if it is not JSON."""
     try:
         return parse_json(text)
-    except ValueError as error:
-        return BadRow(f"invalid JSON: {error}")
+    except BadRow as error:
+        return error
 
 
 def _read_json(path: Path, _: Collection[str] | None, only_lines: bool = False) -> Rows:

@@ -56,14 +56,12 @@ def all_prompts() -> list[str]:
 
 def is_correct(prompt: str, response: str) -> bool:
     """Return whether a response is one of the correct responses to a prompt, letter by letter."""
-    name, item = _name_and_item(prompt)
+    name, item = _word_of(prompt, NAMES), _word_of(prompt, ITEMS)
     return response in {_text(name, item, [], {"polite": ending}) for ending in ENDINGS}
 
 
-def _name_and_item(prompt: str) -> tuple[str, str]:
-    name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
-    item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))
-    return name, item
+def _word_of(prompt: str, words: list[str]) -> str:
+    return next(word for word in words if re.search(rf"\b{word}\b", prompt))
 
 
 def _variant(rng: random.Random) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def _garble(text: str, rng: random.Random) -> str:
 
 def make_row(prompt: str, rng: random.Random) -> dict[str, str]:
     """Return a row with this prompt: prompt, chosen and rejected."""
-    name, item = _name_and_item(prompt)
+    name, item = _word_of(prompt, NAMES), _word_of(prompt, ITEMS)
     number = rng.choices([0, 1, 2], weights=CHOSEN_DEFECTS)[0]
     order = rng.sample(DEFECTS, len(DEFECTS))
     fewer, more = order[:number], order[: number + rng.choice([1, 2])]
@@ -122,10 +120,10 @@ def make_row(prompt: str, rng: random.Random) -> dict[str, str]:
 
 
 def make_rows(
-    rows: int, eval_rows: int, rng: random.Random
+    rows: int, eval_rows: int, seed: int
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return training and evaluation rows without common prompts; the latter have distinct ones."""
-    prompts = all_prompts()
+    prompts, rng = all_prompts(), random.Random(seed)
     rng.shuffle(prompts)
     held_out, others = prompts[:eval_rows], prompts[eval_rows:]
     train = [make_row(rng.choice(others), rng) for _ in range(rows)]

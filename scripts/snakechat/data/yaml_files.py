@@ -6,7 +6,7 @@ merges (`<<: *name`) repeat values, each level of them as often as the text says
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,8 @@ def _count(node: yaml.Node, counts: dict[yaml.Node, float], limit: int) -> float
 
 def read_prompts(
     prompt_sets: Iterable[str], folder: Path, keys: Sequence[str] = ("prompt",)
-) -> list[tuple[str, dict[str, str]]]:
-    """Return (set, text by key) of each entry of some sets; a prompt alone has the key `prompt`.
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (set, text by key) of each entry of some sets; a prompt alone has the key `prompt`.
 
     Args:
         prompt_sets: Names of files in the folder.
@@ -91,7 +91,6 @@ def read_prompts(
     Raises:
         InputError: A file has an invalid entry.
     """
-    entries = []
     for name in prompt_sets:
         path = folder / f"{name}.yaml"
         try:
@@ -106,5 +105,4 @@ def read_prompts(
                     f"{path}, entry {number}: expected texts in quotes ({', '.join(keys)}), found"
                     f" {entry!r}"
                 )
-            entries.append((name, {key: texts[key].strip() for key in keys}))
-    return entries
+            yield name, {key: texts[key].strip() for key in keys}

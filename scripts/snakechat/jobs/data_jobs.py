@@ -20,7 +20,7 @@ from snakechat.data.dataset_files import (
     train_and_eval,
 )
 from snakechat.data.formats import columns_of, named_columns
-from snakechat.data.hub import card_configs, card_facts
+from snakechat.data.hub import card_facts, card_metadata
 from snakechat.data.model_files import model_files
 from snakechat.workflow.errors import InputError
 
@@ -167,7 +167,9 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, dict[str, Pat
             unread = {"name"} & selection.keys()
         else:
             place = f"datasets.{name}: {folder}"
-            splits = split_files(local_paths(source), selection, card_configs(source), place)
+            splits = split_files(
+                local_paths(source), selection, card_metadata(source).get("configs"), place
+            )
         # A path in place of a repository leaves what selects the repository's files.
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")

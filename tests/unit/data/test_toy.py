@@ -1,7 +1,5 @@
 """The toy task: correct responses, and properties of its rows."""
 
-import random
-
 import pytest
 
 from snakechat.data import toy
@@ -18,7 +16,7 @@ def test_a_correct_response_names_the_customer_the_item_and_its_place(change):
 
 
 def test_rejected_responses_are_wrong_and_evaluation_prompts_are_new():
-    train, held_out = toy.make_rows(4000, 500, random.Random(1234))
+    train, held_out = toy.make_rows(4000, 500, 1234)
     assert not any(toy.is_correct(row["prompt"], row["rejected"]) for row in (*train, *held_out))
     prompts = {row["prompt"] for row in held_out}
     assert len(prompts) == 500 and not prompts & {row["prompt"] for row in train}
