@@ -21,9 +21,8 @@ import torch
 
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, load_rewards, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.config.rlhf import model_names
 from snakechat.data import toy
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged
@@ -190,8 +189,7 @@ class Evaluator:
             self._add("score", models, self.function_sum)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
-            for each in model_names(references):
-                reward = load_reward(self.job, each, "rlhf", "fp32", "eval")
+            for reward in load_rewards(self.job, key, "rlhf", "fp32", "eval"):
                 with reward.module:
                     self._add(name, models, RewardSum([reward], {}, self.texts))
             if judges := weighted_judges(references, self.judges):

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, load_rewards, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.rlhf import GenerationSettings, model_names
+from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.dialogues import SPLITS
 from snakechat.data.ragged_arrays import Ragged
@@ -34,8 +34,8 @@ def main(job: Job[GenerationSettings]) -> None:
     """Score the responses of both splits."""
     settings, folder = job.settings, job.inputs["model"]
     device, tokenizer = start_evaluation(job.placement, settings.dtype), load_tokenizer(folder)
-    names, judges = model_names(settings.reward), load_judges(job)
-    rewards = [load_reward(job, key, "model", settings.dtype, "train") for key in names]
+    judges = load_judges(job)
+    rewards = list(load_rewards(job, "reward", "model", settings.dtype, "train"))
     functions = load_functions(settings.reward_functions)
     ends, generations = stop_ids(tokenizer, folder), settings.num_generations
     for split in SPLITS:

@@ -11,7 +11,6 @@ of the reference, and no scores are needed. Each rank samples and evaluates its 
 responses; every rank holds the tensors of the whole step.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from snakechat.algorithms.experience import (
     Experience,
@@ -40,9 +38,9 @@ from snakechat.algorithms.policy_updates import (
     value_gradients,
 )
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.rewards import RewardSum, Scores, load_reward, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, Scores, load_rewards, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.config.rlhf import RlhfSettings, evaluated_in_update, model_names
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
@@ -114,9 +112,10 @@ class RlhfTrainer(Training[RlhfSettings]):
     def load_models(self) -> None:
         """Load actor, reference model, reward models and critic."""
         job, settings, placement = self.job, self.settings, self.job.placement
-        length = settings.max_response_length
-        longest = settings.max_prompt_length + length
-        examples = prompt_examples(self.prompts, length, settings.num_generations)
+        longest = settings.max_prompt_length + settings.max_response_length
+        examples = prompt_examples(
+            self.prompts, settings.max_response_length, settings.num_generations
+        )
         updates = [
             num_steps(len(rows), self.minibatch, settings.ppo_epochs) for rows in self.batches
         ]
@@ -130,12 +129,11 @@ class RlhfTrainer(Training[RlhfSettings]):
             samples=settings.generation_backend == "hf",
         )
         self.reference = self.load_reference(examples, longest)
-        self.rewards = [
-            load_reward(
-                job, key, "actor", settings.dtype, "train", placement.offload_frozen, longest
+        self.rewards = list(
+            load_rewards(
+                job, "reward", "actor", settings.dtype, "train", placement.offload_frozen, longest
             )
-            for key in model_names(settings.reward)
-        ]
+        )
         self.state = RlhfState(settings, bool(self.rewards))
         has_critic = settings.algorithm == "ppo"
         self.critic = self.load_critic(examples, sum(updates), longest) if has_critic else None
@@ -341,7 +339,7 @@ class RlhfTrainer(Training[RlhfSettings]):
 
 
 def response_lines(
-    algorithm: str, rollouts: Rollouts, scores: Scores, kl: Tensor
+    algorithm: str, rollouts: Rollouts, scores: Scores, kl: torch.Tensor
 ) -> list[dict[str, Any]]:
     """Return the responses to the first prompts of a step, with scores and KL [B] in nats."""
     prompts, responses = rollouts.decode()
@@ -351,7 +349,7 @@ def response_lines(
             "prompt": prompt,
             "response": response,
             # Nothing may score a response.
-            **({"score": score} if scores.by_source and not math.isnan(score) else {}),
+            **({} if np.isnan(score) else {"score": score}),
             name: kl[row].item(),
         }
         for row, (prompt, response, score) in enumerate(

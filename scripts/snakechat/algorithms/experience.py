@@ -7,7 +7,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from snakechat.algorithms import policy_gradient as pg
 from snakechat.algorithms.rollouts import Rollouts
@@ -31,12 +30,12 @@ class TokenEvaluation(NamedTuple):
     values: None without a critic.
     """
 
-    logprobs: Tensor
-    entropies: Tensor
-    ref_logprobs: Tensor
-    values: Tensor | None
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    ref_logprobs: torch.Tensor
+    values: torch.Tensor | None
 
-    def kl(self, rollouts: Rollouts) -> Tensor:
+    def kl(self, rollouts: Rollouts) -> torch.Tensor:
         """Return the estimated KL(actor || reference or teacher) of each response [B], in nats."""
         return ((self.logprobs - self.ref_logprobs) * rollouts.response_mask).sum(dim=1)
 
@@ -53,11 +52,11 @@ class Experience(NamedTuple):
     """
 
     evaluation: TokenEvaluation
-    rewards: Tensor
-    advantages: Tensor
-    importance_weights: Tensor
-    returns: Tensor | None
-    is_uniform: Tensor
+    rewards: torch.Tensor
+    advantages: torch.Tensor
+    importance_weights: torch.Tensor
+    returns: torch.Tensor | None
+    is_uniform: torch.Tensor
     kl_coef: float
     in_update: bool
 
@@ -66,7 +65,7 @@ def make_experience(
     settings: RlhfSettings,
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
-    scores: Tensor,
+    scores: torch.Tensor,
     kl_coef: float,
     in_update: bool = False,
 ) -> Experience:
@@ -113,9 +112,15 @@ def make_experience(
         weights = pg.importance_weights(
             logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
-    is_uniform = pg.uniform_groups(scores.view(settings.num_generations, -1))
     return Experience(
-        evaluation, rewards, advantages, weights, returns, is_uniform, kl_coef, in_update
+        evaluation,
+        rewards,
+        advantages,
+        weights,
+        returns,
+        is_uniform=pg.uniform_groups(scores.view(settings.num_generations, -1)),
+        kl_coef=kl_coef,
+        in_update=in_update,
     )
 
 
@@ -142,7 +147,7 @@ class RlhfState(Attributes):
         self.num_unended = self.num_equal = 0
         self.score: float | None = None
 
-    def adapt_kl_coef(self, kl: Tensor) -> None:
+    def adapt_kl_coef(self, kl: torch.Tensor) -> None:
         """Adapt kl_coef to the KL of the responses of a step [B], in nats, if it has a target.
 
         kl_coef * (1 + clip(kl / target - 1, -.2, .2) * len(kl) / horizon): Ziegler et al. 2019,
@@ -152,22 +157,23 @@ class RlhfState(Attributes):
             error = min(max(kl.mean().item() / target - 1, -0.2), 0.2)
             self.kl_coef *= 1 + error * min(len(kl) / self.settings.kl_horizon, 1)
 
-    def normalized(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
+    def normalized(self, scores: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
         """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
 
         NaN, the score of a response that nothing scores, stays NaN. The penalty is
         missing_eos_penalty without eos, and rises to it over overlong_buffer.
         """
         settings, clip = self.settings, self.settings.score_clip or math.inf
-        normalized = self.standardized(scores).clamp(-clip, clip)
         penalties = (~rollouts.ended).float()
         if buffer := settings.overlong_buffer:
             # Yu et al. 2025, eq. 13, with the sign reversed.
             excess = rollouts.lengths - (settings.max_response_length - buffer)
             penalties = torch.maximum((excess / buffer).clamp(0, 1), penalties)
-        return normalized - settings.missing_eos_penalty * penalties
+        return (
+            self.standardized(scores).clamp(-clip, clip) - settings.missing_eos_penalty * penalties
+        )
 
-    def standardized(self, scores: Tensor, weight: float = 1.0) -> Tensor:
+    def standardized(self, scores: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
         """Return weighted scores, of any shape, by the moments of the first ones that differ."""
         count, mean, squares = self.moments
         weighted = weight * scores
@@ -188,7 +194,7 @@ class RlhfState(Attributes):
                 " truncated"
             )
 
-    def add_scores(self, scores: Tensor, step: int) -> None:
+    def add_scores(self, scores: torch.Tensor, step: int) -> None:
         """Add the scores [B] of a step; with standardize_scores: first, to the moments as well.
 
         The moments count scores until two of them differ. Raises InputError if the scores so far

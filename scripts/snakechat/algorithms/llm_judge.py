@@ -16,8 +16,6 @@ Shapes: n pairs or responses.
 import asyncio
 import hashlib
 import json
-import math
-import os
 import re
 import sys
 import time
@@ -105,7 +103,7 @@ class LlmJudge:
         self.key = api_key(name, access["key_env"])
         self.concurrency = max(access["concurrency"] // world_size(), 1)
         # Seconds between the starts of two requests of this process.
-        self.interval = 60 * world_size() / (access["requests_per_minute"] or math.inf)
+        self.interval = 60 * world_size() / (access["requests_per_minute"] or np.inf)
         self.next_start = 0.0
         self.counts: Counter[str] = Counter()
 
@@ -161,14 +159,13 @@ class LlmJudge:
         self, values: np.ndarray, expected: str, replies: Sequence[str], read: Sequence[object]
     ) -> None:
         """Raise InputError if all values are NaN. expected: What replies should be."""
-        if not np.isnan(values).all():
-            return
-        found = next((r for r, said in zip(replies, read, strict=True) if said is None), "")
-        raise InputError(
-            f"{self.place}: of {self.settings['model']}, no reply is {expected}; the first one is"
-            f" {self._quote(found)!r}: use another model or rubric, or raise max_tokens; to ask"
-            f" this one again, delete {self.folder}"
-        )
+        if np.isnan(values).all():
+            found = next((r for r, said in zip(replies, read, strict=True) if said is None), "")
+            raise InputError(
+                f"{self.place}: of {self.settings['model']}, no reply is {expected}; the first one"
+                f" is {self._quote(found)!r}: use another model or rubric, or raise max_tokens; to"
+                f" ask this one again, delete {self.folder}"
+            )
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -218,14 +215,16 @@ class LlmJudge:
             if rank() == 0:
                 progress.update(len(replies))
 
-        http_client = httpx2.AsyncClient(
-            timeout=TIMEOUT,
-            limits=httpx2.Limits(max_connections=self.concurrency),
-            event_hooks={"request": [keep_headers]},
-        )
         # Without a key, the library takes one from the environment.
         async with openai.AsyncOpenAI(
-            base_url=self.url, api_key="none", http_client=http_client, max_retries=0
+            base_url=self.url,
+            api_key="none",
+            max_retries=0,
+            http_client=httpx2.AsyncClient(
+                timeout=TIMEOUT,
+                limits=httpx2.Limits(max_connections=self.concurrency),
+                event_hooks={"request": [keep_headers]},
+            ),
         ) as client:
             tasks = [asyncio.create_task(ask(*item)) for item in bodies.items()]
             try:
@@ -239,7 +238,7 @@ class LlmJudge:
         """Return the text of the endpoint's response to a request, after a few attempts."""
         import openai
 
-        end = math.inf
+        end = np.inf
         for wait in (*WAITS, None):
             # requests_per_minute may not allow another one yet.
             now = time.monotonic()
@@ -325,8 +324,8 @@ def record_usage(job: Job[Any], judges: Iterable[LlmJudge]) -> None:
     """Record in run.json what judges have used in all processes of this run."""
     for judge in judges:
         counts = _sum_over_processes(np.array([judge.counts[name] for name in COUNTS]))
-        usage = dict(zip(COUNTS, counts.tolist(), strict=True))
-        job.record.setdefault("llm_judges", {})[judge.name] = usage
+        usage = job.record.setdefault("llm_judges", {})
+        usage[judge.name] = dict(zip(COUNTS, counts.tolist(), strict=True))
 
 
 def _sum_over_processes(values: np.ndarray) -> np.ndarray:
@@ -361,10 +360,10 @@ def store_reply(file: Path, record: dict[str, Any]) -> str:
         temporary.write_text(json.dumps(record) + "\n")
         # Fails if there is a reply, which may be damaged, or on a file system without links.
         with suppress(OSError):
-            os.link(temporary, file)
+            file.hardlink_to(temporary)
         if (stored := find_reply(file)) is not None:
             return stored
-        os.replace(temporary, file)
+        temporary.replace(file)
     except OSError as error:
         warn(f"replies are not stored in {file.parents[1]}: {error.strerror}")
     finally:

@@ -11,7 +11,6 @@ Shao et al. 2024 (GRPO), Liu et al. 2025 (Dr. GRPO), Yu et al. 2025 (DAPO), Zhen
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 # Count, mean and sum of squared deviations of a sample.
 Moments = tuple[int, float, float]
@@ -93,7 +92,7 @@ def gae(
     0. The return is advantage + value.
     """
     values = values * response_mask
-    next_values = functional.pad(values[:, 1:], (0, 1))
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
     advantages = list(((rewards + gamma * next_values - values) * response_mask).unbind(dim=1))
     # The recurrence is the only sequential part: one kernel for each token.
     for t in reversed(range(len(advantages) - 1)):

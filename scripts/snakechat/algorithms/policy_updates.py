@@ -7,14 +7,12 @@ in TRL.
 Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from snakechat.algorithms import policy_gradient as pg
 from snakechat.algorithms.experience import Experience, TokenEvaluation
@@ -139,12 +137,12 @@ def value_gradients(
     sums = torch.zeros(2, device=rollouts.device)
     for micro_batch, _, tokens in rollouts.micro_batches(rows, engine.module.supports_packing):
         old_values, returns = (table.flatten()[tokens] for table in tables)
-        values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
+        values: torch.Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
         losses = pg.value_loss(values, old_values, returns, clip_range)
         loss = micro_batch.counted / num_tokens * losses.sum()
         engine.backward(loss, micro_batch.is_last)
         # As in value_loss, a clip_range of 0 clips none.
-        clipped = ((values.detach() - old_values).abs() > (clip_range or math.inf)).sum()
+        clipped = ((values.detach() - old_values).abs() > (clip_range or torch.inf)).sum()
         sums += micro_batch.counted * torch.stack([loss.detach(), clipped / num_tokens])
     loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()
     return {"value/loss": loss_sum, "value/clipfrac": clipfrac_sum}
@@ -201,7 +199,7 @@ def evaluation_metrics(
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     scores: Scores,
-    normalized_scores: Tensor,
+    normalized_scores: torch.Tensor,
 ) -> dict[str, float]:
     """Return the metrics of responses to held-out prompts.
 
@@ -216,7 +214,11 @@ def evaluation_metrics(
 
 
 def response_metrics(
-    algorithm: str, rollouts: Rollouts, evaluation: TokenEvaluation, scores: Scores, rewards: Tensor
+    algorithm: str,
+    rollouts: Rollouts,
+    evaluation: TokenEvaluation,
+    scores: Scores,
+    rewards: torch.Tensor,
 ) -> dict[str, float]:
     """Return the metrics that steps and evaluations have. rewards: Of each response [B]."""
     lengths = rollouts.lengths.float()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from snakechat.config.settings import (
     DpoSettings,
@@ -37,7 +36,7 @@ ROWS, MISMATCHED = ".npy", ".mismatched.npy"
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     """Return -log sigmoid(chosen - rejected) (Ouyang et al. 2022, eq. 1). Any shape."""
-    return -functional.logsigmoid(chosen_scores - rejected_scores)
+    return -torch.nn.functional.logsigmoid(chosen_scores - rejected_scores)
 
 
 def dpo_loss(

@@ -66,7 +66,7 @@ def function_columns(
         for turns, response in zip(texts.turns(rows) * generations, responses, strict=True)
     ]
     kept = {name: cells * generations for name, cells in texts.columns(rows).items()}
-    return {**kept, MESSAGES: messages}
+    return kept | {MESSAGES: messages}
 
 
 def load_function(name: str, arguments: Mapping[str, Any]) -> TextScorer:
@@ -149,8 +149,11 @@ def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
 
     path = FOLDER / f"{name}.py"
     module = loaded[name] = ModuleType(f"rewards.{name}")
-    functions = {**vars(builtins), "__import__": import_module}
-    vars(module).update(__file__=str(path), __package__="rewards", __builtins__=functions)
+    vars(module).update(
+        __file__=str(path),
+        __package__="rewards",
+        __builtins__={**vars(builtins), "__import__": import_module},
+    )
     exec(compile(path.read_bytes(), path, "exec"), vars(module))
     return module
 

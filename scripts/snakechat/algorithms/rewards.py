@@ -7,19 +7,23 @@ text.
 Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.rlhf import JUDGES, RewardReferences, judge_names, weighted_references
+from snakechat.config.rlhf import (
+    JUDGES,
+    RewardReferences,
+    judge_names,
+    model_names,
+    weighted_references,
+)
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged, read_statistics
@@ -76,8 +80,8 @@ def conversation_encoder(
         if is_rendered:
             pairs = zip(prompts, texts, strict=True)
             return [encoder.rendered([*turns, ("assistant", text)]) for turns, text in pairs]
-        texts = list(map(render_response, texts))
-        rows = accepted(encoder.conversations(prompts, texts, sampled=True))
+        responses = list(map(render_response, texts))
+        rows = accepted(encoder.conversations(prompts, responses, sampled=True))
         return [[*prompt, *response] for prompt, [response] in rows]
 
     return encode
@@ -108,7 +112,7 @@ def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Exa
     return Examples([ids[:-1] for ids in kept], [ids[-1:] for ids in kept])
 
 
-def load_reward(
+def load_rewards(
     job: Job[Any],
     key: str,
     actor: str,
@@ -116,36 +120,41 @@ def load_reward(
     split: str,
     offload: bool | None = None,
     longest: int = 0,
-) -> RewardModel:
-    """Load a reward model.
+) -> Iterator[RewardModel]:
+    """Load the reward models of a setting, one after the other.
 
     Args:
-        key: The job's input with the model: `reward` or `judge`, or one of several (input_names).
+        key: The setting: `reward` or `judge`.
         actor: The job's input with the model whose responses to the prompts of a split are scored.
         longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
     """
-    settings, tokens, tokenizer = (
-        job.settings,
-        job.inputs["tokens"],
-        load_tokenizer(job.inputs[key]),
-    )
-    encoder = choose_encoder(
-        tokenizer,
-        job.spec["inputs"][key]["rule"] != "train_reward",
-        settings.reward_templates.get(key, "auto"),
-        load_tokenizer(job.inputs[actor]),
-        read_statistics(tokens, split)["template"],
-    )
-    prompts = Ragged(tokens, f"{split}.prompt")
-    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-    if encoder:
-        turns = PromptTexts(tokens, split).turns(range(len(examples)))
-        examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
-        longest = 0
-    arguments = dtype, tokenizer, job.placement, examples
-    module = load_frozen(Scorer, job.inputs[key], *arguments, offload=offload, longest=longest)
-    weight = weighted_references(getattr(settings, key.partition(".")[0]))[key]
-    return RewardModel(key, module, weight, encoder, tokenizer)
+    settings, tokens = job.settings, job.inputs["tokens"]
+    weights = weighted_references(getattr(settings, key))
+    for name in model_names(weights):
+        tokenizer = load_tokenizer(job.inputs[name])
+        encoder = choose_encoder(
+            tokenizer,
+            job.spec["inputs"][name]["rule"] != "train_reward",
+            settings.reward_templates.get(name, "auto"),
+            load_tokenizer(job.inputs[actor]),
+            read_statistics(tokens, split)["template"],
+        )
+        prompts = Ragged(tokens, f"{split}.prompt")
+        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+        if encoder:
+            turns = PromptTexts(tokens, split).turns(range(len(examples)))
+            examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+        module = load_frozen(
+            Scorer,
+            job.inputs[name],
+            dtype,
+            tokenizer,
+            job.placement,
+            examples,
+            offload=offload,
+            longest=0 if encoder else longest,
+        )
+        yield RewardModel(name, module, weights[name], encoder, tokenizer)
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -155,8 +164,8 @@ class Scores(NamedTuple):
     """Scores of responses.
 
     Attributes:
-        sum: Weighted sum of all scores [B]; NaN of a response that nothing scores, because all
-            reward functions returned None.
+        sum: Weighted sum of all scores [B]; NaN of a response that nothing scores: all reward
+            functions returned None, or there are none, which `distill` allows.
         by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
             by the job's input (reward, or reward.1), and of each LLM judge, by llm_judges/NAME.
             The score of a function that returned None is NaN, and the sum omits it.
@@ -164,8 +173,8 @@ class Scores(NamedTuple):
             the others (fill_missing).
     """
 
-    sum: Tensor
-    by_source: dict[str, Tensor]
+    sum: torch.Tensor
+    by_source: dict[str, torch.Tensor]
     unreadable: dict[str, int]
 
     def metrics(self) -> dict[str, float]:
@@ -173,22 +182,21 @@ class Scores(NamedTuple):
 
         `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
         `rewards/NAME/missing` of responses for which a reward function returned None; means leave
-        them out. The metrics are empty if nothing scores responses, which `distill` allows.
+        them out.
         """
-        if not self.by_source:
-            return {}
         metrics = _mean_and_std(self.sum, "objective/scores", "objective/scores_std")
         for name, values in self.by_source.items():
             if len(self.by_source) > 1:
                 metrics |= _mean_and_std(values, f"rewards/{name}/mean", f"rewards/{name}/std")
             if missing := values.isnan().float().mean().item():
                 metrics[f"rewards/{name}/missing"] = missing
-        for name, number in self.unreadable.items():
-            metrics[f"rewards/{name}/unreadable"] = number / len(self.sum)
-        return metrics
+        return metrics | {
+            f"rewards/{name}/unreadable": number / len(self.sum)
+            for name, number in self.unreadable.items()
+        }
 
 
-def _mean_and_std(values: Tensor, mean: str, std: str) -> dict[str, float]:
+def _mean_and_std(values: torch.Tensor, mean: str, std: str) -> dict[str, float]:
     """Return mean and standard deviation of values under these names; none if all are NaN."""
     values = values[~values.isnan()]
     return {mean: values.mean().item(), std: values.std(correction=0).item()} if len(values) else {}
@@ -228,7 +236,7 @@ class RewardSum(NamedTuple):
         Raises InputError if a sum is not finite, an endpoint fails, or no reply is readable.
         """
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
-        by_source, unreadable = dict[str, Tensor](), dict[str, int]()
+        by_source, unreadable = dict[str, torch.Tensor](), dict[str, int]()
         generations = len(total) // len(rows)
         for reward in self.rewards:
             scores = by_source[reward.name] = self._model_scores(reward, rollouts, rows)
@@ -250,11 +258,13 @@ class RewardSum(NamedTuple):
                 f" {total[index].item()}, expected a finite number: check the reward models,"
                 " functions and weights"
             )
-        if self.functions and not self.rewards and not self.judges:
-            total[tables.isnan().all(dim=0)] = math.nan
+        if not self.rewards and not self.judges:
+            total[tables.isnan().all(dim=0)] = torch.nan
         return Scores(total, by_source, unreadable)
 
-    def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
+    def _function_scores(
+        self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
+    ) -> torch.Tensor:
         """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
         # Only on rank 0: a function may return different scores when it is called again.
@@ -269,14 +279,14 @@ class RewardSum(NamedTuple):
 
     def _model_scores(
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
-    ) -> Tensor:
+    ) -> torch.Tensor:
         """Return a reward model's score of each response [B]."""
         examples = rollouts.examples
         with reward.module.on_device() as scorer:
             if reward.encoder:
                 responses = rollouts.response_texts()
                 prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
-                positions = max_positions(scorer.model) or 0
-                examples = sequence_examples(reward.encoder(prompts, responses), positions)
+                sequences = reward.encoder(prompts, responses)
+                examples = sequence_examples(sequences, max_positions(scorer.model) or 0)
             scores = response_scores(scorer, examples).flatten()
         return torch.from_numpy(scores).float().to(rollouts.device)

@@ -8,13 +8,11 @@ complete tables.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.modeling.batching import Examples, MicroBatch, TokenBatch
@@ -30,8 +28,8 @@ TokenLists = list[list[Any]]
 def sample_on_all_ranks(
     sampler: Sampler,
     prompts: Sequence[Any],
-    sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-) -> tuple[TokenLists, Tensor | None]:
+    sampling: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> tuple[TokenLists, torch.Tensor | None]:
     """Distribute prompts [n] over the samplers, sample, and gather the responses on every rank.
 
     They are the responses that the first rank would sample alone, up to rounding.
@@ -59,7 +57,7 @@ def sample_on_all_ranks(
                     ids[number, row, : len(sampled)] = torch.tensor(sampled) + 1
                     if own_logprobs:
                         values = torch.tensor(own_logprobs[number][place])
-                        logprobs[number, row, : len(values)] = values
+                        logprobs[number, row, : len(sampled)] = values
     shifted_ids = all_reduce_sum(ids)
     gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
     return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
@@ -94,25 +92,25 @@ class Rollouts:
         stop_ids: Sequence[int],
         temperature: float,
         device: torch.device,
-        sampler_logprobs: Tensor | None = None,
+        sampler_logprobs: torch.Tensor | None = None,
     ) -> None:
         self.examples, self.tokenizer = Examples(prompts, *responses), tokenizer
         self.response_ids: list[list[int]] = [ids for sequences in responses for ids in sequences]
         self.num_prompts, self.num_responses = len(prompts), len(self.response_ids)
         self.temperature, self.device = temperature, device
-        ended = [ids[-1] in stop_ids for ids in self.response_ids]
-        self.ended = copy_to_device(torch.tensor(ended), device)
+        self.ended = self.on_device(np.array([ids[-1] in stop_ids for ids in self.response_ids]))
         self.lengths = self.on_device(self.examples.response_lengths.flatten())
         columns = torch.arange(int(self.examples.response_lengths.max()), device=device)
         self.response_mask = columns < self.lengths[:, None]
+        self.sampler_logprobs = None
         if sampler_logprobs is not None:
-            table = sampler_logprobs.flatten(end_dim=1)[:, : len(columns)]
-            sampler_logprobs = copy_to_device(table, device)
-        self.sampler_logprobs = sampler_logprobs
+            self.sampler_logprobs = copy_to_device(
+                sampler_logprobs.flatten(end_dim=1)[:, : len(columns)], device
+            )
 
     def micro_batches(
         self, rows: np.ndarray, packing: bool
-    ) -> Iterator[tuple[MicroBatch, Tensor, Tensor]]:
+    ) -> Iterator[tuple[MicroBatch, torch.Tensor, torch.Tensor]]:
         """Yield this rank's micro-batches of the responses to the given prompts.
 
         With the rows [b] of their responses in tables, and flat indices [N] of their tokens.
@@ -129,7 +127,7 @@ class Rollouts:
         """Return the rows of the tables [b] of the responses to the given prompts."""
         return np.arange(self.num_responses).reshape(-1, self.num_prompts)[:, rows].flatten()
 
-    def on_device(self, array: np.ndarray) -> Tensor:
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
         """Return an array as a tensor on the device of the tables."""
         return copy_to_device(torch.from_numpy(array), self.device)
 
@@ -159,17 +157,17 @@ class Rollouts:
             )
         )
 
-    def logprobs(self, policy: Policy) -> Tensor:
+    def logprobs(self, policy: Policy) -> torch.Tensor:
         """Return the table of log-probabilities."""
         return self.evaluate(policy, 1, lambda batch: [policy(batch, self.temperature)])[0]
 
-    def logprobs_and_entropies(self, policy: Policy) -> Tensor:
+    def logprobs_and_entropies(self, policy: Policy) -> torch.Tensor:
         """Return the tables of log-probabilities and of entropies of the tokens' distributions."""
         return self.evaluate(
             policy, 2, lambda batch: policy(batch, self.temperature, return_entropies=True)
         )
 
-    def values(self, critic: Scorer) -> Tensor:
+    def values(self, critic: Scorer) -> torch.Tensor:
         """Return the table of the critic's values of the state before each token."""
         return self.evaluate(critic, 1, lambda batch: [critic(batch, batch.state_index)])[0]
 
@@ -178,14 +176,13 @@ class Rollouts:
         self,
         module: Policy | Scorer,
         number: int,
-        function: Callable[[TokenBatch], Sequence[Tensor]],
-    ) -> Tensor:
+        function: Callable[[TokenBatch], Sequence[torch.Tensor]],
+    ) -> torch.Tensor:
         """Return tables [k, B, R] of the number k of values [N] that a function returns."""
         tables = torch.zeros(number, *self.response_mask.shape, device=self.device)
         rows = np.arange(self.num_prompts)
         for micro_batch, _, tokens in self.micro_batches(rows, module.supports_packing):
-            values = function(micro_batch.batch)
+            values = torch.stack([*function(micro_batch.batch)]).float()
             if micro_batch.counted:
-                for table, column in zip(tables, values, strict=True):
-                    table.view(-1).index_copy_(0, tokens, column.float())
+                tables.view(number, -1).index_copy_(1, tokens, values)
         return all_reduce_sum(tables)
