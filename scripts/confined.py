@@ -20,7 +20,7 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from snakechat.workflow import kernel_limits
@@ -85,8 +85,12 @@ def main() -> None:
         path = "/proc/sys/net/ipv4/ip_local_port_range"
         first, last = map(int, Path(path).read_text().split())
         ports = {*range(first, last + 1), *listens}
+    # The folders of this Python and its environment, and what .pth files add to its path.
+    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages()}
+    scripts = str(Path(__file__).resolve().parent)
+    python.update(entry for entry in sys.path if entry and os.path.realpath(entry) != scripts)
     kernel_limits.restrict(
-        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits["read"]],
+        read=[*" ".join(SYSTEM.values()).split(), *python, *limits["read"]],
         folders=limits["folders"],
         write=["/dev/shm", folder, *limits.get("write", ())],
         devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
@@ -101,13 +105,6 @@ def main() -> None:
     # In place of this module.
     globals()["__file__"] = program = sys.argv[0]
     exec(compile(Path(program).read_bytes(), program, "exec"), globals())
-
-
-def python_folders() -> Iterator[str]:
-    """Yield the folders of this Python, its environment and what .pth files add to its path."""
-    yield from {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages()}
-    scripts = str(Path(__file__).resolve().parent)
-    yield from (entry for entry in sys.path if entry and os.path.realpath(entry) != scripts)
 
 
 if __name__ == "__main__":

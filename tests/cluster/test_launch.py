@@ -14,7 +14,6 @@ from conftest import ROOT
 from launch import claim_gpus, describe_kill, this_node
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import READING, STATES
-from snakechat.workflow.processes import computing_variables
 
 
 def test_a_job_requests_the_resources_of_its_placement_unless_options_change_them(sources):
@@ -112,11 +111,6 @@ def test_one_process_is_plain_python(start):
     # As many threads as the placement has, whatever cores a machine has.
     expected |= {"OMP_NUM_THREADS": "8"}
     assert {name: variables[name] for name in expected} == expected
-
-
-def test_variables_of_networks_are_no_part_of_what_a_result_is_made_from():
-    environment = {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "MKL_CBWR": "AVX2"}
-    assert computing_variables(environment) == {"MKL_CBWR": "AVX2"}
 
 
 def test_a_killed_process_is_named_with_the_file_that_it_read(start, tmp_path, monkeypatch):

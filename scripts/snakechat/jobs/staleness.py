@@ -38,14 +38,14 @@ from snakechat.workflow.manifest import (
     write_atomically,
 )
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.processes import (
-    SERIAL,
-    Placement,
-    RunOptions,
-    changed_values,
-    computing_variables,
-)
+from snakechat.workflow.processes import SERIAL, Placement, RunOptions, changed_values
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
+
+# Starts of the names of variables of networks and their libraries: they move bytes.
+NETWORK_VARIABLES = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "PSM2_", "PSM3_", "TP_", "TORCH_NCCL_"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
 
 
 class PlannedJob:
@@ -175,13 +175,17 @@ class PlannedJob:
     def _of_models(self) -> dict[str, Any]:
         """Return what else a spec of a job has that runs a model, only where it is set."""
         config = self.jobs.config
-        placed = config.recipe(*self.recipe)["placement"].get("environment")
+        placed = config.recipe(*self.recipe)["placement"].get("environment") or {}
         # A sweep over placements measures each: its trainings share no result.
         _, swept = config.swept.get(Reference(*self.recipe), ("", {}))
         found = {
             "deterministic": config.values["deterministic"],
             # The variables that may change how libraries compute.
-            "environment": computing_variables(placed or {}),
+            "environment": {
+                name: value
+                for name, value in placed.items()
+                if not name.startswith(NETWORK_VARIABLES)
+            },
             "placement": swept.get("placement") if self.row.work == "training" else None,
         }
         return {key: value for key, value in found.items() if value}

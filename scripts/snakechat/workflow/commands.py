@@ -54,9 +54,12 @@ UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundE
 
 def names_in(command: str) -> set[str]:
     """Return the names in braces of a command; ValueError if one is neither closed nor doubled."""
-    fields = [field for _, *field in Formatter().parse(command) if field[0] is not None]
     # A format is a part of the name, which is unknown then.
-    return {":".join(filter(None, field)) for field in fields}
+    return {
+        ":".join(filter(None, field))
+        for _, *field in Formatter().parse(command)
+        if field[0] is not None
+    }
 
 
 def command_words(command: str, values: Mapping[str, str]) -> list[str]:

@@ -135,18 +135,6 @@ ARITHMETIC_VARIABLES = (
     *("NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_"),
     *("TORCH_LINEAR_", "TORCH_MKLDNN_", "TORCH_ROCM_", "GLIBC_TUNABLES"),
 )
-# Starts of the names of variables of networks and their libraries: they move bytes.
-NETWORK_VARIABLES = (
-    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "PSM2_", "PSM3_", "TP_", "TORCH_NCCL_"),
-    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-)
-
-
-def computing_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a placement that a result is made from: all but network variables."""
-    return {
-        name: value for name, value in environment.items() if not name.startswith(NETWORK_VARIABLES)
-    }
 
 
 def prepare_environment() -> None:
