@@ -43,13 +43,7 @@ from snakechat.workflow.job import PREPARED, READING, STATES, parse_words, repor
 from snakechat.workflow.manifest import planned_files
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import SERIAL, Placement, prepare_environment, set_threads
-from snakechat.workflow.publishing import (
-    LIMITS,
-    external_files,
-    hub_folder,
-    prepare,
-    publish_result,
-)
+from snakechat.workflow.publishing import LIMITS, external_files, prepare, publish_result
 from snakechat.workflow.store import AlreadyLocked, acquire_lock
 
 
@@ -57,8 +51,9 @@ def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
         prepare_environment()
-        # Commands of users, and jobs with limits, have another home.
-        os.environ["HF_HOME"] = hub_folder()
+        # Of huggingface_hub. Commands of users, and jobs with limits, have another home.
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        os.environ["HF_HOME"] = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     command = sys.argv[1:]
     if command[0].startswith("-"):
         run_torchrun(command)

@@ -42,10 +42,11 @@ from snakechat.workflow.links import (
     link_result,
     lock_output,
     register_root,
+    replace_link,
 )
 from snakechat.workflow.manifest import MANIFEST
 from snakechat.workflow.processes import SERIAL, Placement
-from snakechat.workflow.publishing import check_gpus, check_limits, import_reward_functions
+from snakechat.workflow.publishing import check_machine, import_reward_functions
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -297,8 +298,7 @@ class RuleFunctions:
             # Jobs write below output/ of the current folder.
             path = Path(self._prefix, "output")
             if not os.path.lexists(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(os.path.relpath("output", path.parent))
+                replace_link(path, os.path.relpath("output", self._prefix))
             elif path.resolve() != Path("output").resolve():
                 raise InputError(f"{path} is not a link to output/: move it to another place")
         for store in filter(is_writable, self.config.stores):
@@ -321,8 +321,9 @@ class RuleFunctions:
         shares_environment = adapter.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
-            check_limits(mode)
-            check_gpus(["/".join(job.recipe) for job in jobs if job.placement.gpus_per_node])
+            check_machine(
+                mode, ["/".join(job.recipe) for job in jobs if job.placement.gpus_per_node]
+            )
         self.snapshot.write(self._build, [job.path for job in jobs if self._is_forced(job)])
         for job in jobs:
             job.write_spec()

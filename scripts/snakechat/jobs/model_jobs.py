@@ -155,8 +155,9 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
     if stage == "sft":
         found["dtype"] = settings["dtype"]
     if stage == "dpo":
-        keys = settings.keys() & PreferenceSettings.model_fields.keys()
-        found |= PreferenceSettings(**{key: settings[key] for key in keys}).model_dump()
+        found |= PreferenceSettings(
+            **present(settings, *PreferenceSettings.model_fields)
+        ).model_dump()
         if has_reference_point(settings["loss"]):
             # Of the responses to other prompts.
             found["max_length"] = settings["max_length"]

@@ -74,29 +74,29 @@ LIMITS = "SNAKECHAT_LIMITS"
 # The program that imports reward functions, below scripts/.
 IMPORTER = "snakechat/algorithms/reward_functions"
 # Variables with the path of a cache of the Hub; of a file or a folder of certificates.
-HUB_CACHES = ("HF_HUB_CACHE", "HF_XET_CACHE")
+HUB_CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_XET_CACHE")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 # --- before the first job ---------------------------------------------------------------------
 
 
-def check_gpus(recipes: Sequence[str]) -> None:
-    """Raise InputError for the first of the recipes that need a GPU, unless torch finds one."""
+def check_machine(mode: str, recipes: Sequence[str]) -> None:
+    """Check what jobs on this machine need: limits for each, and GPUs for some recipes.
+
+    Says once that they have no limits, if `hermetic: auto` cannot set them. Raises InputError for
+    the first of the recipes that need a GPU, unless torch finds one.
+    """
+    if not hermetic_version(mode) and mode != "off":
+        warn(
+            "the kernel has no Landlock, or a container denies it: jobs may read files that their"
+            " results are not made from (hermetic: auto)"
+        )
     # Importing torch takes seconds, and would stay in the process that plans.
     program = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
     if recipes and subprocess.run(program, stderr=subprocess.DEVNULL).returncode:
         raise InputError(
             f"{recipes[0]} needs a GPU, and this machine has none: add --config deployment=cpu to"
             " train on the CPU"
-        )
-
-
-def check_limits(mode: str) -> None:
-    """Say once that jobs on this machine have no limits, if `hermetic: auto` cannot set them."""
-    if not hermetic_version(mode) and mode != "off":
-        warn(
-            "the kernel has no Landlock, or a container denies it: jobs may read files that their"
-            " results are not made from (hermetic: auto)"
         )
 
 
@@ -256,12 +256,6 @@ def hermetic_version(mode: str) -> int:
     return version
 
 
-def hub_folder() -> str:
-    """Return the folder of huggingface_hub's cache and token."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-
-
 def limits_of(job: Job[Any], files: Iterable[Path], folders: Iterable[Path]) -> dict[str, Any]:
     """Return what the program of a job may do, for scripts/confined.py.
 
@@ -285,7 +279,7 @@ def limits_of(job: Job[Any], files: Iterable[Path], folders: Iterable[Path]) -> 
     fetches = "hub" in settings or settings.get("network", False)
     has_network = fetches or bool(options.llm_judges)
     if fetches:
-        write += map(Path, filter(None, [hub_folder(), *map(os.environ.get, HUB_CACHES)]))
+        write += map(Path, filter(None, map(os.environ.get, HUB_CACHES)))
     if options.llm_judges:
         write.append(replies_folder(Path(options.stores[0])))
     if has_network:

@@ -101,13 +101,13 @@ import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
-from snakechat.workflow.publishing import check_limits
+from snakechat.workflow.publishing import check_machine
 
 unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
 install_filter(filter_program(platform.machine(), unknown, ALLOW))
 for mode in ("auto", "auto", "off"):
-    check_limits(mode)
-for check in (check_sandbox, lambda: check_limits("require")):
+    check_machine(mode, [])
+for check in (check_sandbox, lambda: check_machine("require", [])):
     try:
         check()
     except InputError as error:
