@@ -204,13 +204,9 @@ class PlannedJob:
         return Path("output/specs", self.rule, f"{self.name}-{digest(self.spec)[:16]}.json")
 
     def write_spec(self) -> None:
-        """Write the spec file, unless it exists.
-
-        Jobs compare a spec file with its name; a damaged one is replaced here.
-        """
-        path, text = self.spec_file, json.dumps(self.spec, indent=1, sort_keys=True) + "\n"
-        if not path.exists() or path.read_text(errors="replace") != text:
-            write_atomically(path, text, durable=False)
+        """Write the spec file. Jobs compare it with its name; a damaged one is replaced here."""
+        text = json.dumps(self.spec, indent=1, sort_keys=True) + "\n"
+        write_atomically(self.spec_file, text, durable=False)
 
     # --- results ------------------------------------------------------------------------------
 
