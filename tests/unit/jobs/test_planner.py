@@ -10,7 +10,7 @@ from snakechat.jobs.planner import jobs_of_target, jobs_to_run
 from snakechat.jobs.rules import Rule, job_resources
 from snakechat.jobs.staleness import Jobs, with_upstream
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.processes import SERIAL, Placement, changed_values
+from snakechat.workflow.processes import SERIAL, Placement
 from support.configs import load
 from support.specs import jobs_of_rules
 
@@ -150,4 +150,3 @@ def test_a_job_without_models_has_a_process_on_the_cpu():
     assert jobs["split_dataset", "toy"].placement is SERIAL
     threads = jobs.config.recipe("sft", "tiny")["placement"]["threads"]
     assert jobs["tokenize_sft", "tiny"].placement == replace(SERIAL, threads=threads)
-    assert changed_values(SERIAL) == {}

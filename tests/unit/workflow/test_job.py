@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from snakechat.workflow.code_digests import Code, Modules
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import PREPARED, Job, read_spec, write_outcome
 from snakechat.workflow.links import link_result, paths_by_key
@@ -130,9 +131,7 @@ def alone(job, monkeypatch):
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
     monkeypatch.setenv(PREPARED, "")
-    code = SimpleNamespace(digests={}, files=[])
-    modules = SimpleNamespace(code=lambda *_: code, folders=[])
-    monkeypatch.setattr("snakechat.workflow.publishing.Modules", lambda _: modules)
+    monkeypatch.setattr(Modules, "code", lambda *_: Code({}, frozenset(), frozenset()))
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
 
 

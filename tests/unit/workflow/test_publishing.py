@@ -19,14 +19,12 @@ pytestmark = pytest.mark.slow
 # Writes two files, and counts how often it does so. It is launched in its own process.
 PROGRAM = """
 import sys
-from types import SimpleNamespace
 
-from snakechat.workflow import job as jobs, publishing
+from snakechat.workflow import code_digests, job as jobs, publishing
 from snakechat.workflow.processes import DEFAULTS, SERIAL
 
-# Reading code takes most of the time, and writes nothing.
-code = SimpleNamespace(digests={}, files=[])
-publishing.Modules = lambda _: SimpleNamespace(code=lambda *_: code, folders=[])
+# They take most of the time, and write nothing.
+code_digests.Modules.code = lambda *_: code_digests.Code({}, frozenset(), frozenset())
 publishing.limits_of = lambda *_: {}
 
 def main(job):
