@@ -39,7 +39,6 @@ STATES = "SNAKECHAT_STATES"
 READING = "reading"
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 
 class Job(Generic[S]):
@@ -148,7 +147,7 @@ def parse_words(words: Sequence[str]) -> tuple[str, Placement, RunOptions, list[
     return found.spec, Placement(**found.placement), RunOptions(**found.options), others
 
 
-def report_errors(work: Callable[[dict[str, Any]], T], spec_file: str) -> T:
+def report_errors(work: Callable[[dict[str, Any]], Any], spec_file: str) -> Any:
     """Return work(spec); exit with code 1 and one line at an error that the user can act on.
 
     spec_file: "" for a program that makes no result.

@@ -163,14 +163,13 @@ class DigestCache:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
+def write_atomically(path: Path, text: str, durable: bool = True) -> None:
     """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
     durable: Whether a power cut after this call must not lose the text, nor a power cut during it
         leave an empty file. It costs some milliseconds, which a thousand spec files need not spend:
         their names contain their digests, so that a damaged one is noticed and rewritten.
     """
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -92,7 +92,7 @@ class AlreadyLocked(Exception):
     """Another process holds the lock; the message names it."""
 
 
-def acquire_lock(path: str | Path, waits: bool = False) -> int:
+def acquire_lock(path: Path, waits: bool = False) -> int:
     """Lock a file for the lifetime of this process, and write the process's name into it.
 
     The system releases a flock when the process ends, however it ends, so that no lock is ever left
@@ -101,7 +101,6 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
     Returns a file descriptor: os.close releases the lock earlier. If another process holds the
     lock, this one prints a line and waits for it, or raises AlreadyLocked.
     """
-    path = Path(path)
     while True:
         # The holder may delete the file and its folder at any moment: then this starts again.
         with suppress(FileNotFoundError):

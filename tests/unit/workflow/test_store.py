@@ -45,9 +45,10 @@ def store(tmp_path, monkeypatch):
 
 HOLD = """
 import os, sys
+from pathlib import Path
 from snakechat.workflow.store import acquire_lock
 
-acquire_lock(sys.argv[1])
+acquire_lock(Path(sys.argv[1]))
 # Not by subprocess, which closes file descriptors in any case.
 os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", "echo $$; exec sleep 60")
 sys.stdin.read()
