@@ -53,8 +53,10 @@ def main() -> None:
     named = [program, *(word.partition("=")[0] for word in words if word.startswith("--"))]
     stage = next((PROGRAMS[part] for part in PROGRAMS if part in " ".join(named)), None)
     if stage is None:
-        example = "step1_supervised_finetuning/main.py"
-        raise InputError(f"{program}: write its path with its folder, such as {example}")
+        raise InputError(
+            f"{program}: write its path with its folder, such as"
+            " step1_supervised_finetuning/main.py"
+        )
     table = yaml.safe_load((ROOT / "config/deepspeed_chat_flags.yaml").read_text())
     flags = [flag for flag in table if stage in flag["programs"]]
     given = given_flags(stage, words, flags)

@@ -10,7 +10,6 @@ anything is cut to a number of tokens.
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
@@ -43,18 +42,15 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
             except TurnsRejected as error:
                 yield error
 
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context((job.result / f"{split}{kind}.jsonl").open("w", encoding="utf-8"))
-            for kind in ("", ".text")
-        ]
+    messages, texts = (job.result / f"{split}{kind}.jsonl" for kind in ("", ".text"))
+    with messages.open("w", encoding="utf-8") as first, texts.open("w", encoding="utf-8") as second:
         for _, _, rows in converted_batches(job, split, convert, dropped):
             for forms in rows:
                 if not isinstance(forms, str):
                     written += 1
-                    for file, lines in zip(files, forms, strict=True):
-                        texts = (json.dumps(line, ensure_ascii=False) for line in lines)
-                        file.writelines(f"{text}\n" for text in texts)
+                    for file, lines in zip((first, second), forms, strict=True):
+                        for line in lines:
+                            print(json.dumps(line, ensure_ascii=False), file=file)
     print(f"{split}: {written:,} rows, dropped: {dict(dropped)}")
     return dict(sorted(dropped.items()))
 

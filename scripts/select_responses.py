@@ -18,7 +18,6 @@ def main(job: Job[SimpleNamespace]) -> None:
     """Write the records of both splits; count dropped prompts."""
     settings = job.settings
     arguments = settings.select, settings.min_score, settings.min_margin
-    scores = {split: job.inputs["scores"] / f"{split}.parquet" for split in SPLITS}
 
     def selected(path: Path) -> Iterator[Record | str]:
         for batch in read_record_batches(path, columns=SCORED.names):
@@ -27,7 +26,7 @@ def main(job: Job[SimpleNamespace]) -> None:
 
     write_records(
         job,
-        {split: selected(path) for split, path in scores.items()},
+        {split: selected(job.inputs["scores"] / f"{split}.parquet") for split in SPLITS},
         "generate more responses (num_generations), or lower min_score and min_margin",
     )
 

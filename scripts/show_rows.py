@@ -37,12 +37,10 @@ def main() -> None:
     tokenizer = manifest and manifest["inputs"].get("tokenizer")
     if not manifest or not tokenizer:
         raise InputError(f"{folder} is not a tokenized phase, such as output/tokens/sft/NAME")
-    # Both are STORE/RULE/KEY.
-    store = folder.resolve().parents[1]
     train_on = manifest["spec"]["settings"].get("train_on")
-    read_row = row_reader(
-        folder, arguments.split, store / tokenizer["result"], train_on == "all_tokens"
-    )
+    # Both are STORE/RULE/KEY.
+    tokenizer_folder = folder.resolve().parents[1] / tokenizer["result"]
+    read_row = row_reader(folder, arguments.split, tokenizer_folder, train_on == "all_tokens")
     stats = read_statistics(folder, arguments.split)
     numbers = range(arguments.row, min(arguments.row + arguments.n, stats["rows"]))
     if not numbers:

@@ -30,8 +30,6 @@ DOCUMENTS = re.compile(
     r"\.(md|rst|pdf|html?|ya?ml|toml|cff|bib|py|ipynb|sh|lock|png|jpe?g|gif|svg|webp)$"
     r"|(^|/)(_[^/]*|[A-Z][A-Z_-]*(\.txt)?|Makefile|Dockerfile)$"
 )
-# Splits of the datasets library that are held out, the first one that a dataset has.
-HELD_OUT = ("validation", "test")
 # Where the library sees the files, of which it knows the names alone.
 ROOT = "memory:///dataset"
 
@@ -151,7 +149,7 @@ def train_and_eval(
             + (f", found {_listed(visible)}" if visible else "")
         )
     train = wanted.get("train", "train")
-    held_out = [split for split in HELD_OUT if split in found and split != train]
+    held_out = [split for split in ("validation", "test") if split in found and split != train]
     names = {"train": train} | ({"eval": held_out[0]} if held_out else {}) | dict(wanted)
     for split, name in names.items():
         if name not in found:

@@ -130,10 +130,9 @@ def card_facts(folder: Path) -> dict[str, Any]:
     appear in generated pages.
     """
     metadata = card_metadata(folder)
-    texts = [metadata.get(key) for key in ("license", "license_name")]
     license, name = (
         text.lower() if isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text) else None
-        for text in texts
+        for text in map(metadata.get, ("license", "license_name"))
     )
     return {"licence": f"other ({name})" if license == "other" and name else license}
 

@@ -118,8 +118,9 @@ def read_model_config(folder: Path) -> dict[str, Any] | None:
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """Return whether config.json names the architecture of a sequence classifier."""
-    architectures = config.get("architectures") or ()
-    return any(name.endswith("ForSequenceClassification") for name in architectures)
+    return any(
+        name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()
+    )
 
 
 def model_problem(config: Mapping[str, Any], scores: bool) -> str | None:
