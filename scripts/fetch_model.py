@@ -141,10 +141,9 @@ def _tensors(folder: Path, single: str) -> dict[str, torch.Tensor]:
 
     They are mapped into memory. Only files in the format of torch before 1.6 are read whole.
     """
-    index, names, tensors = folder / f"{single}.index.json", [single], dict[str, torch.Tensor]()
-    if not (folder / single).exists():
-        if not index.exists():
-            return {}
+    index, tensors = folder / f"{single}.index.json", dict[str, torch.Tensor]()
+    names = [single] if (folder / single).exists() else []
+    if not names and index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in names:
         path = folder / name

@@ -159,15 +159,13 @@ def name_sources(
     def dataset(path: str, form: dict[str, Any], more: dict[str, Any]) -> str:
         """Return the name of a dataset. A new one gets an entry, which has also its form."""
         each = datasets.get(path) or path.rstrip("/").replace("/", "-").lstrip(".-")
-        given_form = {key: value for key, value in form.items() if value}
-        entry = more if path in datasets else source_of(path) | given_form | more
+        entry = more if path in datasets else source_of(path) | form | more
         if entry:
             config.setdefault("datasets", {})[each] = entry
         return each
 
-    for key in ("model", "actor", "reward"):
-        if (path := recipe.get(key)) is None:
-            continue
+    for key in [key for key in ("model", "actor", "reward") if key in recipe]:
+        path = recipe[key]
         known = models.get(path)
         if stage in ("sft", "reward"):
             recipe[key] = known or Path(path).name
@@ -185,8 +183,8 @@ def name_sources(
         for path in recipe["datasets"]
     ]
     if "ptx" in recipe:
-        config_name = given.get("--unsupervised_dataset_config_name")
-        form = {"format": "text", "split": ["sft"], "name": config_name}
+        named = given.get("--unsupervised_dataset_config_name")
+        form = {"format": "text", "split": ["sft"], **({"name": named} if named else {})}
         length = recipe["max_prompt_length"] + recipe["max_response_length"]
         texts = dataset(recipe["ptx"], form, {})
         ptx = {"datasets": [texts], "train_on": "all_tokens", "max_length": length}

@@ -57,13 +57,12 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
     """Return {split: {name: path}} of the files to import; record what the card declares."""
     settings = vars(job.settings)
     if "hub" in settings:
-        hub = settings["hub"]
 
         def choose(paths: list[str], folder: Path) -> dict[str, list[str]]:
-            place = f"datasets.{job.spec['name']}: {hub}"
+            place = f"datasets.{job.spec['name']}: {settings['hub']}"
             return split_files(paths, settings, card_metadata(folder).get("configs"), place)
 
-        folder, splits = fetch(hub, "dataset", settings["revision"], choose)
+        folder, splits = fetch(settings["hub"], "dataset", settings["revision"], choose)
         job.facts |= {"commit": folder.name, **card_facts(folder)}
     else:
         # Names of files are SPLIT/PATH.

@@ -74,11 +74,10 @@ def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
             the columns.
     """
     path, number = Path(path), 0
-    reader = READERS[checked_kind(path)]
     if is_pointer(path):
         raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
-        for number, row in reader(path, columns):
+        for number, row in READERS[checked_kind(path)](path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
