@@ -124,18 +124,19 @@ def parse_command_line_values(value: Any) -> Any:
 
     Snakemake does not parse scalars inside braces: --config 'sft={defaults: {epochs: 2}}'.
     """
-    if isinstance(value, dict):
-        return {
-            key: item if key in TEXT_KEYS else parse_command_line_values(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [parse_command_line_values(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    loader = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, value, (True, False))
-    return loader.construct_object(yaml.ScalarNode(tag, value))
+    match value:
+        case dict():
+            return {
+                key: item if key in TEXT_KEYS else parse_command_line_values(item)
+                for key, item in value.items()
+            }
+        case list():
+            return [parse_command_line_values(item) for item in value]
+        case str():
+            loader = yaml.SafeLoader("")
+            tag = loader.resolve(yaml.ScalarNode, value, (True, False))
+            return loader.construct_object(yaml.ScalarNode(tag, value))
+    return value
 
 
 def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -236,7 +237,7 @@ def _recipe_problems(config: Config, stage: str, name: str, place: str) -> Itera
     """Yield what is wrong with the datasets, models and functions that a recipe names."""
     if (stage, name) not in config.swept:
         config.check_effects(stage, name, config.values[stage]["recipes"][name])
-    for dataset, _ in config.blend(stage, name):
+    for dataset, _ in config.recipe(stage, name)["datasets"]:
         if problem := _dataset_problem(config, dataset, stage, config.recipe(stage, name)):
             yield f"{place}.datasets names {dataset}, {problem}"
     if stage in ("rlhf", "generations"):
@@ -271,7 +272,7 @@ def _cycles(config: Config) -> Iterator[str]:
         if recipe.section in RECIPES:
             names = config.references(*recipe).values()
             graph[recipe] = [model for named in names for model in named.values()]
-            for dataset, _ in config.blend(*recipe):
+            for dataset, _ in config.recipe(*recipe)["datasets"]:
                 config.entry("datasets", dataset, f"{place}.datasets")
                 if generations := config.generated_by(dataset):
                     graph[recipe].append(Reference("generations", generations))
@@ -323,9 +324,7 @@ def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterat
     needs_scores = settings.get("algorithm") != "distill"
     if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
         yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
-    kept = [
-        config.values["datasets"][each].get("keep", {}) for each, _ in config.blend(stage, name)
-    ]
+    kept = (config.values["datasets"][each].get("keep", {}) for each, _ in settings["datasets"])
     columns = frozenset(column for names in kept for column in named_columns(names))
     models = input_names("reward", settings["reward"]).values()
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():

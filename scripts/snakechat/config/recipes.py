@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -110,12 +110,14 @@ def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
     inside of it, and the fewest keys are unknown. A message about several keys starts with the one
     that it is about.
     """
-    problems: dict[tuple[int, bool, int], list[tuple[list[Any], Any]]] = {}
-    for each in error.errors(include_url=False):
-        path, unknown = _path(each, values), each["type"] == "unknown_key"
-        rank = len(path), unknown, -each.get("ctx", {}).get("number", 0)
-        problems.setdefault(rank, []).append((path, each))
-    relevant = problems[max(problems)]
+    problems = [(_path(each, values), each) for each in error.errors(include_url=False)]
+    ranks = [
+        (len(path), each["type"] == "unknown_key", -each.get("ctx", {}).get("number", 0))
+        for path, each in problems
+    ]
+    relevant = [
+        problem for problem, rank in zip(problems, ranks, strict=True) if rank == max(ranks)
+    ]
     path, first = relevant[0]
     texts = [each["msg"].removeprefix("Value error, ") for other, each in relevant if other == path]
     message = " or ".join(dict.fromkeys(texts))
@@ -223,8 +225,7 @@ class Config:
         place = f"{place}.placement"
         for keys in layers:
             changes = checked(keys.get("placement", {}), str | PlacementChanges, place)
-            if isinstance(changes, str):
-                changes = {"deployment": changes}
+            changes = {"deployment": changes} if isinstance(changes, str) else changes
             if "deployment" in changes:
                 placement = self.entry("deployments", changes.pop("deployment"), place)
             placement = {**placement, **changes}
@@ -255,7 +256,7 @@ class Config:
     def reward_settings(self, stage: str, name: str, *keys: str) -> dict[str, Any]:
         """Return the settings of what scores responses, by which programs find their inputs.
 
-        keys: `reward`, and `judge` where an evaluation reads it.
+        keys: `reward`, and `judge` of an evaluation, which asks an LLM judge to compare, too.
         """
         settings: dict[str, Any] = {"reward_templates": {}}
         for key in keys:
@@ -266,7 +267,8 @@ class Config:
                 # The tokenizer that our training saved has the template of its rows.
                 if model.section == "models" or "command" in self.recipe(*model):
                     settings["reward_templates"][input_name] = self.template(*model)
-        judges = judge_names(*(settings[key] for key in keys))
+        compares = self.values["evaluation"]["llm_judge"] if "judge" in keys else None
+        judges = judge_names(*(settings[key] for key in keys), compares and f"{JUDGES}/{compares}")
         return settings | {"llm_judges": judge_settings(self.values[JUDGES], judges)}
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:
@@ -283,10 +285,6 @@ class Config:
         if used.get("save_dtype") == used["dtype"]:
             used["save_dtype"] = None
         return used
-
-    def blend(self, stage: str, name: str) -> list[list[Any]]:
-        """Return [dataset, weight] of each dataset of a recipe."""
-        return cast(list[list[Any]], self.recipe(stage, name)["datasets"])
 
     def _references_of(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
         found: dict[str, dict[str, Reference]] = {}
@@ -314,12 +312,7 @@ class Config:
     def origin(self, stage: str, name: str) -> Reference:
         """Return the initial model of a recipe; of a recipe of generations, its generator."""
         key = "actor" if stage == "rlhf" else "model"
-        (model,) = self.references(stage, name)[key].values()
-        return model
-
-    def base_model(self, stage: str, name: str) -> JobId:
-        """Return the job that makes the initial model of a recipe."""
-        return self.model_job(self.origin(stage, name))
+        return next(iter(self.references(stage, name)[key].values()))
 
     def records_job(self, dataset: str) -> JobId:
         """Return the job that makes the records of a dataset."""
@@ -339,14 +332,8 @@ class Config:
 
         LLM judges are omitted. key: `reward` or `judge`. stage: rlhf or generations.
         """
-        models, value = self.references(stage, name)[key], self.recipe(stage, name)[key]
-        return {input_name: models[text] for text, input_name in input_names(key, value).items()}
-
-    def llm_judges(self, name: str) -> list[str]:
-        """Return the LLM judges that the evaluation of a recipe of RLHF asks."""
-        recipe, judge = self.recipe("rlhf", name), self.values["evaluation"]["llm_judge"]
-        compares = judge and f"{JUDGES}/{judge}"
-        return judge_names(recipe["reward"], recipe["judge"], compares)
+        inputs = input_names(key, self.recipe(stage, name)[key])
+        return {inputs[text]: self.references(stage, name)[key][text] for text in inputs}
 
     def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
@@ -393,9 +380,8 @@ class Config:
             split = split.get("phases")
         if not split:
             has_pairs = "label" in settings or settings.get("select") == "best_and_worst"
-            is_made = "label" in settings or "generations" in settings
-            split = ["reward"] if has_pairs else ["sft"] if is_made else defaults
-            split = ["rlhf"] if settings.get("format") == PROMPTS else split
+            default = ["rlhf"] if settings.get("format") == PROMPTS else defaults
+            split = ["reward"] if has_pairs else ["sft"] if "generations" in settings else default
         if isinstance(split, list):
             split = {phase: phase in split for phase in defaults}
         # As they are written: 0.1 is a tenth, and not the binary number next to it.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, Reference, available
-from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
 from snakechat.jobs.data_jobs import Description, Inputs, errors_at, present
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
@@ -32,7 +31,7 @@ TRAINED_FROM = ("model", "actor", "reward", "teacher", "ptx")
 
 def tokenize(config: Config, name: str, stage: str) -> Description:
     recipe = config.recipe(stage, name)
-    names, weights = zip(*config.blend(stage, name), strict=True)
+    names, weights = zip(*recipe["datasets"], strict=True)
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
     for number, dataset in enumerate(names, start=1):
         inputs[f"records.{number}"] = config.records_job(dataset)
@@ -74,7 +73,10 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
 def _started(config: Config, stage: str, name: str) -> Inputs:
     """Return the model that a recipe starts from, and its tokens."""
     key = "actor" if stage == "rlhf" else "model"
-    return {key: config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
+    return {
+        key: config.model_job(config.origin(stage, name)),
+        "tokens": (f"tokenize_{stage}", name),
+    }
 
 
 # --- trainings ----------------------------------------------------------------------------------
@@ -148,9 +150,10 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
     """Describe an evaluation on held-out rows, or of an RLHF model, by its responses."""
     if stage == "rlhf":
         return evaluate_rlhf(config, name)
-    settings, datasets = config.used_settings(stage, name), config.blend(stage, name)
+    settings = config.used_settings(stage, name)
+    datasets = [dataset for dataset, _ in settings["datasets"]]
     # Metrics name several datasets.
-    found = {"datasets": [dataset for dataset, _ in datasets] if len(datasets) > 1 else []}
+    found = {"datasets": datasets if len(datasets) > 1 else []}
     inputs = {"model": (f"train_{stage}", name), "tokens": (f"tokenize_{stage}", name)}
     if stage == "sft":
         found["dtype"] = settings["dtype"]
@@ -162,7 +165,7 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
             # Of the responses to other prompts.
             found["max_length"] = settings["max_length"]
     if stage == "sft" or (stage == "dpo" and has_reference(settings["loss"])):
-        inputs["base"] = config.base_model(stage, name)
+        inputs["base"] = config.model_job(config.origin(stage, name))
     return Description(found, inputs)
 
 
@@ -185,8 +188,8 @@ def compute_reference(config: Config, name: str) -> Description:
 
 def evaluate_rlhf(config: Config, name: str) -> Description:
     recipe = config.recipe("rlhf", name)
-    datasets = config.blend("rlhf", name)
-    generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
+    datasets = [dataset for dataset, _ in recipe["datasets"]]
+    generators = {config.values["datasets"][dataset].get("generate") for dataset in datasets}
     trained_on = phases_of_datasets(config, name)
     evaluation = {**config.values["evaluation"], **recipe.get("evaluation", {})}
     if not evaluation["llm_judge"]:
@@ -197,9 +200,8 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             **present(recipe, "seed", "dtype", "max_response_length", "reward_functions"),
             **config.reward_settings("rlhf", name, "reward", "judge"),
             # Its metrics name the datasets.
-            "datasets": [dataset for dataset, _ in datasets],
+            "datasets": datasets,
             "trained_on": trained_on,
-            "llm_judges": judge_settings(config.values["llm_judges"], config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
             **evaluation,
@@ -220,7 +222,7 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     phases: dict[str, set[str]] = {}
     trained = [Reference("rlhf", name)]
     for recipe in trained:
-        for dataset, _ in config.blend(*recipe):
+        for dataset, _ in config.recipe(*recipe)["datasets"]:
             phases.setdefault(dataset, set()).add(PHASES[recipe.section])
         trained += [
             model
@@ -326,7 +328,7 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
             **{
                 f"records.{dataset}": config.records_job(dataset)
                 for recipe in recipes.items()
-                for dataset, _ in config.blend(*recipe)
+                for dataset, _ in config.recipe(*recipe)["datasets"]
             },
             **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
             **{f"train_{stage}": (f"train_{stage}", name) for stage, name in recipes.items()},
@@ -351,7 +353,10 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
     }
     if stage == "reward":
         folder = "prompts/pairs"
-        models = {"base": config.base_model(stage, name), "model": (f"train_{stage}", name)}
+        models = {
+            "base": config.model_job(config.origin(stage, name)),
+            "model": (f"train_{stage}", name),
+        }
     else:
         folder, models = "prompts", models_of(config, stage, name)
         settings |= {"dtype": recipe["dtype"], **config.values["prompt_eval"]}
