@@ -32,8 +32,10 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.processes import Placement
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
-LIBRARIES = ["trl", "torch", "transformers", "deepspeed", "peft"]
-LIBRARIES += ["tokenizers", "safetensors", "numpy"]
+LIBRARIES = [
+    *("trl", "torch", "transformers", "deepspeed", "peft"),
+    *("tokenizers", "safetensors", "numpy"),
+]
 # The last line of a card that nobody has edited.
 SEAL = "<!-- Written by Snakechat; an edited card is left alone. {digest} -->\n"
 
@@ -97,15 +99,16 @@ def card_data(path: str, jobs: Lineage) -> ModelCardData:
     license = found.pop() if len(found) == 1 else ""
     # The Hub takes names of its own; another one is "other (NAME)" in facts.
     license, _, license_name = license.removesuffix(")").partition(" (")
-    hub: dict[str, list[str]] = {"fetch_model": [], "import_dataset": []}
-    for job in jobs.values():
-        if "hub" in job["settings"]:
-            hub[job["rule"]].append(job["settings"]["hub"])
+    sources = [job for job in jobs.values() if "hub" in job["settings"]]
+    hub = {
+        rule: sorted(job["settings"]["hub"] for job in sources if job["rule"] == rule)
+        for rule in ("fetch_model", "import_dataset")
+    }
     return ModelCardData(
         library_name="transformers",
         tags=["snakechat", stage],
-        base_model=sorted(hub["fetch_model"]) or None,
-        datasets=sorted(hub["import_dataset"]) or None,
+        base_model=hub["fetch_model"] or None,
+        datasets=hub["import_dataset"] or None,
         license=license or None,
         license_name=license_name or None,
         pipeline_tag="text-classification" if stage == "reward" else "text-generation",

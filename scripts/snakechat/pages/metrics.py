@@ -117,8 +117,8 @@ def run_value(key: str, value: Any) -> str:
         return ""
     form = NAMES["run"].get(key, {}).get("form", "")
     if form in NAMES["units"]:
-        number = format_number(value / float(NAMES["units"][form]["size"]))
-        return name_of("units", form).format(number)
+        size = float(NAMES["units"][form]["size"])
+        return name_of("units", form).format(format_number(value / size))
     other = format_number if isinstance(value, float) else as_text
     return FORMS.get(form, other)(value)
 
@@ -142,8 +142,7 @@ def describe_origin(job: Mapping[str, Any]) -> str:
 
 def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
     """Return the command that builds a result as its run did."""
-    options = shlex.join(run["options"].get("snakemake", ()))
-    return f"snakemake --cores 1 {path} {options}".rstrip()
+    return shlex.join(["snakemake", "--cores", "1", path, *run["options"].get("snakemake", ())])
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -247,8 +246,8 @@ def read_benchmarks(folders: Mapping[str, Path]) -> dict[str, Any]:
     for key, folder in folders.items():
         if key.startswith("benchmark."):
             label, _, name = key.removeprefix("benchmark.").rpartition("/")
-            of_model = found.setdefault(label, {BENCHMARKS: {}})[BENCHMARKS]
-            of_model[name] = json.loads((folder / "metrics.json").read_text())
+            metrics = json.loads((folder / "metrics.json").read_text())
+            found.setdefault(label, {BENCHMARKS: {}})[BENCHMARKS][name] = metrics
     return found
 
 

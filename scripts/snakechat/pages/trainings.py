@@ -130,9 +130,10 @@ def read_log(path: Path, name: str, stage: str) -> Training:
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     printed = PRINTED | PRINTED[stage]
-    matches = (match.groups() for match in re.finditer(printed["evaluation"], text))
-    named = (zip(printed["names"], groups, strict=True) for groups in matches)
-    found = [{name: float(value) for name, value in each if value} for each in named]
+    found = [
+        {key: float(of) for key, of in zip(printed["names"], match.groups(), strict=True) if of}
+        for match in re.finditer(printed["evaluation"], text)
+    ]
     if not found:
         stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
         raise InputError(
@@ -189,8 +190,7 @@ def throughput(training: Training) -> dict[str, float | None]:
         responses = count * statistics.fmean(sampled)
     # In RLHF, the actor generates and evaluates each token, the reference evaluates it, reward
     # model and critic score it. A reward model only counts with a critic, at the critic's size.
-    in_update = run.get("evaluated_in_update", False)
-    forwards = {"model": 0, "actor": 2 if in_update else 3, "critic": 2}
+    forwards = {"model": 0, "actor": 2 if run.get("evaluated_in_update") else 3, "critic": 2}
     epochs = settings.get("ppo_epochs", 1)
     passes = [(model, forwards[name], epochs) for name, model in run["models"].items()]
     batch = settings.get("rollout_batch_size", settings["global_batch_size"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.pages.comparison import (
+from draw_page import (
     Group,
     comparable_settings,
     group_by_settings,
