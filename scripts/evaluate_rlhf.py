@@ -45,9 +45,8 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import Sampler
 from snakechat.training.engine import FrozenModel
-from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import Job, run, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
 # Generated datasets with an exact check of correctness.

@@ -15,10 +15,9 @@ from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.held_out_rows import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.training.metric_logs import write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import Job, run, write_json_lines
 from snakechat.workflow.processes import rank
 
 

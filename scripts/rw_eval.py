@@ -23,10 +23,9 @@ from snakechat.evaluation.held_out_rows import (
 )
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
-from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import Job, run, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
 

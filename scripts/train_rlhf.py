@@ -56,7 +56,7 @@ from snakechat.modeling.batching import (
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import disable_adapters
 from snakechat.training.engine import Ema, Engine, FrozenModel
-from snakechat.training.evaluations import Evaluations
+from snakechat.training.metrics import Evaluations
 from snakechat.training.placed_models import load_frozen, make_sampler
 from snakechat.training.trainer import Step, Training, trainer
 from snakechat.workflow.errors import InputError

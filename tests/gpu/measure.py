@@ -60,7 +60,7 @@ from snakechat.modeling import attention, models  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
 from snakechat.modeling.generation import Sampler  # noqa: E402
-from snakechat.training.metric_logs import StepTimer  # noqa: E402
+from snakechat.training.metrics import StepTimer  # noqa: E402
 from snakechat.workflow import processes  # noqa: E402
 
 SECTIONS = {}

@@ -33,7 +33,7 @@ from gpu.emulated_cuda import DEVICE, emulation, rehearsal
 from gpu.workloads import ON_PROMPTS, tiny_job, train
 from snakechat.modeling import generation
 from snakechat.modeling.generation import FixedDecoder, Sampler
-from snakechat.training.metric_logs import StepTimer
+from snakechat.training.metrics import StepTimer
 from snakechat.workflow import processes
 from support.families import FAMILIES, LLAMA, SIZE, WINDOWS
 

@@ -25,9 +25,8 @@ from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
-from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.job import Job
+from snakechat.workflow.job import Job, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
 # As in Guo et al. 2017.

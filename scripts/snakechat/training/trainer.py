@@ -28,8 +28,12 @@ from snakechat.modeling.models import can_compile, choose_device, compile_layers
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import Checkpointer, Stateful, checkpoints, saved_values
 from snakechat.training.engine import Engine
-from snakechat.training.evaluations import Evaluations, record_changed_weights
-from snakechat.training.metric_logs import MetricsLogger, StepTimer
+from snakechat.training.metrics import (
+    Evaluations,
+    MetricsLogger,
+    StepTimer,
+    record_changed_weights,
+)
 from snakechat.training.placed_models import init_process_group, load_model, make_engine
 from snakechat.training.rungs import Ladder, goes_down, is_open, reproduced_rung, without_hopeless
 from snakechat.workflow.errors import is_out_of_memory
@@ -269,14 +273,11 @@ class Training(Generic[S]):
         checkpointer = Checkpointer(job, evaluations=evaluations, **components)
         last_step, outcome = checkpointer.step, checkpointer.outcome
         with checkpointer, MetricsLogger(job, len(batches), last_step) as logger:
-            if last_step:
-                # The interrupted run may not have evaluated and logged it.
+            if not last_step and self._is_untried:
+                self._try(engines.values(), try_step)
+            # The interrupted run may not have evaluated and logged its last step.
+            if last_step or evaluations.is_due(0):
                 logger.log(last_step, **outcome, evaluation=evaluations.after_step(last_step))
-            else:
-                if self._is_untried:
-                    self._try(engines.values(), try_step)
-                if evaluations.is_due(0):
-                    logger.log(0, evaluation=evaluations.after_step(0))
             for number, rows in checkpointer.steps(batches):
                 if evaluations.should_stop:
                     break
@@ -289,7 +290,8 @@ class Training(Generic[S]):
                 if number - last_step == COMPILED_AFTER:
                     self._compile(engines.values(), len(batches) - number)
             evaluations.save_result()
-            record_changed_weights(job, next(iter(models.values())), self.base)
+            if rank() == 0:
+                record_changed_weights(job, next(iter(models.values())), self.base)
 
     def _compile(self, engines: Iterable[Engine[Any]], steps_left: int) -> None:
         """Compile the layers of models if the steps left take long, by the last step's time."""

@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +192,17 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, manifest.Manifest]:
         name: manifest.require_manifest(manifest.manifest_path(entry["path"]))
         for name, entry in spec["inputs"].items()
     }
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write the metrics of a result as JSON with sorted keys."""
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_json_lines(path: Path, lines: Iterable[Mapping[str, Any]], mode: str = "w") -> None:
+    """Write a result of one JSON object on each line."""
+    with path.open(mode) as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def write_outcome(job: Job[Any]) -> None:

@@ -12,8 +12,8 @@ import show_rows
 from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
 from snakechat.pages import metrics
 from snakechat.pages.page import Token, Tokens, row_reader
-from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import write_json, write_json_lines
 from support.pages import texts_in
 
 

@@ -1,23 +1,27 @@
-"""Evaluations during training, when to stop, and which models and weights the result has."""
+"""Metrics of a training: its evaluations, the best model, changed weights, and logs."""
 
+import contextlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from torch.utils.tensorboard import SummaryWriter
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.saving import saved_weights, weight_files, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
-from snakechat.workflow.errors import warn
-from snakechat.workflow.job import Job
-from snakechat.workflow.processes import barrier, broadcast_from_first, rank
+from snakechat.workflow.errors import InputError, ProgressLines, warn
+from snakechat.workflow.job import Job, peak_memory_mb, write_json_lines
+from snakechat.workflow.processes import broadcast_from_first, rank
 
 # Adam moves all weights by about the same distance, the sum of the learning rates of the steps at
 # most. In 16 bits, a weight takes its new value only if the distance is more than half of that to
@@ -25,6 +29,16 @@ from snakechat.workflow.processes import barrier, broadcast_from_first, rank
 # others hold 1 - c of the squared length of the update: below one half, rounding discards more of
 # the update than it keeps.
 MIN_CHANGED = 0.5
+# Metrics that lines about the progress show where a step has them: their names there.
+SHOWN = {
+    "learning_rate": "learning rate",
+    "policy/learning_rate": "learning rate",
+    "skipped_steps": "skipped",
+    "policy/skipped_steps": "skipped",
+}
+
+
+# --- evaluations ----------------------------------------------------------------------------------
 
 
 class Evaluations(Attributes):
@@ -129,9 +143,7 @@ class Evaluations(Attributes):
         if rank() == 0:
             # Left by a killed run.
             shutil.rmtree(temporary, ignore_errors=True)
-        barrier()
         self.save(temporary)
-        barrier()
         if rank() == 0:
             # A run that resumed from an earlier step makes the same copy again.
             shutil.rmtree(target, ignore_errors=True)
@@ -142,11 +154,9 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
     """Record in job.facts, and print, which share of the trained weights is saved with a new value.
 
     Facts: saved_step, changed_weights, and unchanged_because if few weights changed: learning_rate
-    (0 in all steps until the saved one) or rounding. The first process reads the files of both
-    models, the result and the base that the training started from.
+    (0 in all steps until the saved one) or rounding. Reads the files of both models, the result and
+    the base that the training started from. Only the first process calls it.
     """
-    if rank() > 0:
-        return
     dtype, facts = job.settings.dtype, job.facts
     steps = [json.loads(line) for line in (job.result / "metrics.jsonl").read_text().splitlines()]
     saved_step = facts.setdefault("saved_step", steps[-1]["step"])
@@ -178,14 +188,127 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
     """
     _, sources = weights_in_files(model, saved_weights(model))
     before, after = weight_files(base), weight_files(saved)
+    trained = {
+        name
+        for name, source in sources.items()
+        if source and any(weight.requires_grad for weight in source.sources)
+    }
     changed = total = 0
-    for name in sources.keys() & before.keys() & after.keys():
-        source = sources[name]
-        if source is None or not any(weight.requires_grad for weight in source.sources):
-            continue
+    for name in trained & before.keys() & after.keys():
         with safe_open(before[name], "pt") as old_file, safe_open(after[name], "pt") as new_file:
             old, new = old_file.get_tensor(name), new_file.get_tensor(name)
         if old.shape == new.shape:
             changed += int((old.to(DTYPES[dtype]).to(new.dtype) != new).sum())
             total += new.numel()
     return changed / total if total else None
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+class MetricsLogger(contextlib.ExitStack):
+    """Writes metrics.jsonl and responses.jsonl into the result, and metrics to TensorBoard.
+
+    The lines contain no times, so that two builds give the same bytes. A run that resumes after
+    last_step appends to the existing lines. Only the first process writes.
+    """
+
+    def __init__(self, job: Job[Any], num_steps: int, last_step: int = 0) -> None:
+        super().__init__()
+        if rank() > 0:
+            return
+        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+"))
+        tensorboard = job.log_folder / "tensorboard"
+        shutil.rmtree(tensorboard, ignore_errors=True)
+        self.tensorboard = self.enter_context(SummaryWriter(tensorboard))
+        self.file.seek(0)
+        for metrics in map(json.loads, self.file):
+            self._add_scalars(metrics.pop("step"), metrics)
+        name, self.throughput = f"{job.spec['rule']} {job.spec['name']}", list[str]()
+        self.progress = ProgressLines(name, "steps", num_steps, last_step, next_line=0)
+        self.times, self.responses = job.log_folder / "times.jsonl", job.result / "responses.jsonl"
+        if last_step == 0:
+            self.times.unlink(missing_ok=True)
+
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float | None] | None = None,
+        evaluation: Mapping[str, float] | None = None,
+        shown: Sequence[str] = (),
+        rows: Sequence[int] = (),
+    ) -> None:
+        """Log the metrics of a step. Raises InputError if one is not finite.
+
+        Args:
+            metrics: By name; None stands for one that this step does not have.
+            evaluation: Metrics on held-out rows as `eval_NAME`, if there are any.
+            shown: Names of the metrics in lines about the progress.
+            rows: Rows of the step, for the error message.
+        """
+        found = {**(metrics or {}), **(evaluation or {})}.items()
+        values = {name: value for name, value in found if value is not None}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise InputError(
+                    f"step {step}, rows {rows}: {name} is {value}, training has diverged: try a"
+                    " lower learning rate"
+                )
+        if rank() > 0:
+            return
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.file.flush()
+        self._add_scalars(step, values)
+        if evaluation:
+            held_out = [f"{k.removeprefix('eval_')} {v:.4g}" for k, v in evaluation.items()]
+            self.progress.print(step, f"on held-out rows: {', '.join(held_out)}")
+        elif self.progress.is_due(step):
+            names = {name: name.rpartition("/")[2] for name in shown} | SHOWN
+            parts = [f"{names[name]} {values[name]:.4g}" for name in names if name in values]
+            gigabytes, where = peak_memory_mb() / 1024, "memory"
+            if torch.cuda.is_available():
+                gigabytes, where = torch.cuda.max_memory_allocated() / (1 << 30), "GPU memory"
+            self.progress.print(step, *parts, *self.throughput, f"{gigabytes:.1f} GiB of {where}")
+
+    def log_step(
+        self,
+        step: int,
+        seconds: Mapping[str, float],
+        tokens: int,
+        responses: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Append the times of a step to times.jsonl in the log folder, and its responses."""
+        if rank() > 0:
+            return
+        if responses:
+            write_json_lines(self.responses, ({"step": step, **line} for line in responses), "a")
+        tokens_per_second = tokens / sum(seconds.values())
+        values = {**seconds, "tokens": tokens, "tokens_per_second": tokens_per_second}
+        self.throughput = [f"{tokens_per_second:,.0f} tokens/s"]
+        write_json_lines(self.times, [{"step": step, **values}], "a")
+        self._add_scalars(step, {f"times/{name}": value for name, value in values.items()})
+
+    def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.tensorboard.add_scalar(name, value, step)
+
+
+class StepTimer:
+    """Measures the seconds of named sections of a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, section: str) -> Iterator[None]:
+        """Measure the time spent within the context."""
+        started = self._now()
+        yield
+        self.seconds[section] = round(self._now() - started, 6)
+
+    def _now(self) -> float:
+        # GPU kernels run asynchronously.
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Evaluations of a run, and copies of the best model and of models of earlier steps."""
+"""Metrics of a run: evaluations, copies of the best and of earlier models, logs, times."""
 
 import json
 import math
@@ -6,8 +6,11 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from snakechat.training.evaluations import Evaluations
+from snakechat.training import metrics
+from snakechat.training.metrics import Evaluations, MetricsLogger
+from snakechat.workflow.errors import InputError
 
 
 class Model:
@@ -27,9 +30,10 @@ class Model:
 def job(tmp_path):
     settings = {"eval_steps": 1, "save_strategy": "best", "early_stopping_patience": 2}
     settings = SimpleNamespace(**settings, keep_steps=0)
-    states, result = tmp_path / "states", tmp_path / "result"
-    states.mkdir()
-    return SimpleNamespace(states=states, result=result, settings=settings, facts={})
+    spec = {"rule": "train_sft", "name": "mine"}
+    folders = {name: tmp_path / name for name in ("states", "result", "log_folder")}
+    folders["states"].mkdir()
+    return SimpleNamespace(settings=settings, spec=spec, facts={}, **folders)
 
 
 def evaluations_of(job, **options):
@@ -124,9 +128,9 @@ def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
 
 def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     evaluate(best, 10, 3.0)
-    monkeypatch.setattr("snakechat.training.evaluations.rank", lambda: 1)
+    monkeypatch.setattr(metrics, "rank", lambda: 1)
     # The first one decides whether a model is the best.
-    monkeypatch.setattr("snakechat.training.evaluations.broadcast_from_first", lambda _: True)
+    monkeypatch.setattr(metrics, "broadcast_from_first", lambda _: True)
     evaluate(best, 20, math.nan)
     assert best.best_step == 20
     assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
@@ -155,3 +159,45 @@ def test_a_resumed_run_keeps_the_models_of_earlier_steps(job):
     steps = {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
     assert found == {"result": "step 6", **steps}
     assert not (job.result / "step-6/other").exists()
+
+
+def scalars(job, name):
+    board = EventAccumulator(str(job.log_folder / "tensorboard"))
+    board.Reload()
+    return [(event.step, event.value) for event in board.Scalars(name)]
+
+
+def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
+    job.result.mkdir()
+    with MetricsLogger(job, 5) as logger:
+        for step in range(1, 5):
+            logger.log(step, {"loss": step / 8})
+    # The fourth step was logged, but the checkpoint is that of the third. With other
+    # spaces: existing lines are kept as they are.
+    before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
+    (job.result / "metrics.jsonl").write_bytes(before)
+    with MetricsLogger(job, 5) as logger:
+        logger.log(4, {"loss": 4.0, "none": None})
+        logger.log(5, {"loss": 5.0})
+        message = r"step 6, rows \[3, 7\]: loss is inf, training has diverged: try a lower"
+        with pytest.raises(InputError, match=message):
+            logger.log(6, {"loss": math.inf}, rows=[3, 7])
+    assert (job.result / "metrics.jsonl").read_bytes() == (
+        before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
+    )
+    assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
+
+
+def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
+    job.result.mkdir()
+    with MetricsLogger(job, 2) as logger:
+        for step in (1, 2):
+            logger.log_step(step, {"generate": 3.0, "train": 2.0}, 100 * step)
+    # 100 and 200 tokens in 5 seconds.
+    lines = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
+    assert list(lines) == [
+        {"step": step, "generate": 3, "train": 2, "tokens": 100 * step, "tokens_per_second": rate}
+        for step, rate in ((1, 20), (2, 40))
+    ]
+    assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
+    assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
