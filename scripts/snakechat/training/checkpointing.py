@@ -14,7 +14,6 @@ has run out of memory saves its part likewise, and the launcher sends SIGTERM to
 """
 
 import contextlib
-import copy
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from snakechat.training.engine import StateLock
+from snakechat.training.engine import STATE_LOCK
 from snakechat.training.rungs import noted_number
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.job import Job
@@ -90,18 +89,14 @@ class Checkpointer:
 
     Attributes:
         step: The step after which the state was kept: at first of the restored checkpoint, or 0.
-        outcome: Of that step, JSON values for a run that resumes.
-        state: Of this process after that step, by COMPONENT.NAME: JSON values and tensors, of which
-            the small ones are copies.
+        outcome: Of that step, JSON values by name for a run that resumes.
+        tensors: Of this process after that step, by COMPONENT.NAME; the small ones are copies.
+        values: The other values, with step and outcome, as JSON.
         log_bytes: Sizes of the logs then, by name.
     """
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
-        self.job, self.lock = job, StateLock()
-        self.components = components
-        for component in components.values():
-            if hasattr(component, "state_lock"):
-                component.state_lock = self.lock
+        self.job, self.components = job, components
         self.next_save, self.seconds = 0.0, list[float]()
         self._keep_state(*self._restore())
         job.record.update(resumed_after_step=self.step, steps=self.step, saving_seconds=0.0)
@@ -115,13 +110,12 @@ class Checkpointer:
         os.set_blocking(self.writer, False)
         self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
         self.handlers = {number: signal.signal(number, self._handle) for number in stop_signals()}
-        self.main_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._end_after_signal, daemon=True)
         self.thread.start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if is_out_of_memory(error) and not self.lock.is_changing:
+        if is_out_of_memory(error) and not STATE_LOCK.is_changing:
             # The run goes on with another placement.
             self._save_part()
         if isinstance(error, Exception) and self.signal:
@@ -136,7 +130,7 @@ class Checkpointer:
             if torch.distributed.is_nccl_available():
                 record["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         self.closed.set()
-        self.lock.end()
+        STATE_LOCK.end()
         signal.set_wakeup_fd(self.previous)
         os.write(self.writer, bytes(1))
         self.thread.join()
@@ -164,9 +158,9 @@ class Checkpointer:
         due = step % self.job.options.save_steps == 0
         if due and broadcast_from_first(time.monotonic() >= self.next_save):
             started = time.monotonic()
-            self.lock.begin()
+            STATE_LOCK.begin()
             self._save_part()
-            self.lock.end()
+            STATE_LOCK.end()
             barrier()
             if rank() == 0:
                 for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
@@ -182,19 +176,20 @@ class Checkpointer:
             self._save_part()
 
     def _keep_state(self, step: int, outcome: Any) -> None:
-        self.lock.begin()
-        state: dict[str, Any] = {}
+        STATE_LOCK.begin()
+        values: dict[str, Any] = {}
+        self.tensors = {name: each.get_state() for name, each in random_generators().items()}
         for component, each in self.components.items():
             for name, value in each.state_dict().items():
-                if not torch.is_tensor(value):
-                    value = copy.deepcopy(value)
-                elif value.nbytes <= MAX_COPIED_BYTES:
-                    value = value.detach().clone()
-                state[f"{component}.{name}"] = value
-        state |= {name: each.get_state() for name, each in random_generators().items()}
-        self.step, self.outcome, self.state = step, outcome, state
+                if torch.is_tensor(value):
+                    is_small = value.nbytes <= MAX_COPIED_BYTES
+                    self.tensors[f"{component}.{name}"] = value.clone() if is_small else value
+                else:
+                    values[f"{component}.{name}"] = value
+        self.step, self.outcome = step, outcome
+        self.values = json.dumps(values | {"step": step, "outcome": outcome})
         self.log_bytes = {log.name: log.stat().st_size for log in self.job.result.glob("*.jsonl")}
-        self.lock.end()
+        STATE_LOCK.end()
 
     def _handle(self, number: int, _: object) -> None:
         """Note the first signal, in the main thread; or exit, if the other thread asks for it."""
@@ -216,7 +211,7 @@ class Checkpointer:
         folders: set[Path] = set()
         while not self.line:
             # Without the lock, the state changes now.
-            if self.lock.lock.acquire(timeout=POLL_SECONDS):
+            if STATE_LOCK.lock.acquire(timeout=POLL_SECONDS):
                 try:
                     if self.closed.is_set():
                         return
@@ -225,7 +220,7 @@ class Checkpointer:
                     warn(f"the state cannot be saved: {error}")
                     return
                 finally:
-                    self.lock.lock.release()
+                    STATE_LOCK.lock.release()
             saved = [int(each.name) for each in folders if has_all_parts(each)]
             if noted_number(self.job.states) > self.rung_number:
                 # Another process, which may have no part.
@@ -238,7 +233,7 @@ class Checkpointer:
                 return
         for _ in range(EXIT_SIGNALS):
             # One that arrives just before the main thread waits does not interrupt the wait.
-            signal.pthread_kill(self.main_thread, number)
+            signal.pthread_kill(threading.main_thread().ident, number)
             if self.closed.wait(POLL_SECONDS):
                 return
         if rank() == 0:
@@ -253,11 +248,8 @@ class Checkpointer:
             return folder
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        tensors = {name: value for name, value in self.state.items() if torch.is_tensor(value)}
-        write_tensors(temporary, tensors)
-        values = {name: value for name, value in self.state.items() if name not in tensors}
-        values |= {"step": self.step, "outcome": self.outcome}
-        (temporary / "values.json").write_text(json.dumps(values))
+        write_tensors(temporary, self.tensors)
+        (temporary / "values.json").write_text(self.values)
         if rank() == 0:
             for name, size in self.log_bytes.items():
                 shutil.copyfile(self.job.result / name, temporary / name)
@@ -291,7 +283,7 @@ class Checkpointer:
                     shutil.copyfile(log, self.job.result / log.name)
                 print(f"resuming after step {state['step']}", file=sys.stderr)
             return state["step"], state["outcome"]
-        return 0, None
+        return 0, {}
 
 
 def random_generators() -> dict[str, torch.Generator]:

@@ -8,18 +8,16 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.forward import Wrapper
 from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
-from snakechat.training.engine import Engine, FrozenModel
+from snakechat.training.engine import STATE_LOCK, Engine, FrozenModel
 from snakechat.training.rungs import samples_whole
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import all_reduce_max, rank, world_size
@@ -27,9 +25,6 @@ from snakechat.workflow.processes import all_reduce_max, rank, world_size
 # DeepSpeed chooses its accelerator when it is imported. snakechat.modeling.models, which the engine
 # imports, sets DS_ACCELERATOR on machines without a GPU.
 import deepspeed  # isort: skip
-import deepspeed.ops  # isort: skip
-from deepspeed.accelerator import get_accelerator  # isort: skip
-from deepspeed.utils import safe_get_full_fp32_param  # isort: skip
 
 M = TypeVar("M", bound=Wrapper)
 
@@ -55,7 +50,7 @@ def adopt_process_group() -> None:
     deepspeed.init_distributed(backend, verbose=False)
 
 
-def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict[str, Any]:
+def zero_config(module: torch.nn.Module, dtype: str, stage: int, offload: str) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a module."""
     bucket, reused, prefetched = BUCKET, REUSED, PREFETCHED
     if stage == 3:
@@ -82,20 +77,17 @@ def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict
     }
 
 
-def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
+def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> None:
     """Read this process's partition of the deferred weights of a module.
 
     DeepSpeed partitions the others when it initializes the module. It would also partition these,
     from a whole model in each process.
     """
-    device = get_accelerator().current_device_name()
     # With a module, it replaces torch's linear function by one that needs less memory.
-    init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=dict(config))
+    init = deepspeed.zero.Init(module=torch.nn.Module(), config_dict_or_path=dict(config))
     for weight in module.parameters():
-        shape = weight.shape
-        stored = take_stored_weight(weight)
+        shape, stored = weight.shape, take_stored_weight(weight)
         if stored is None:
-            weight.data = weight.data.to(device)
             continue
         init._convert_to_deepspeed_param(weight)
         length = -(-shape.numel() // world_size())
@@ -105,11 +97,10 @@ def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
         part = weight.data.view(-1)[start : start + length]
         part.copy_(stored.view(-1)[start : start + len(part)])
         cast(Any, weight).partition()
-        weight.data = weight.data.to(device)
-    module.to(device)
+    module.to(deepspeed.get_accelerator().current_device_name())
 
 
-def register_external_parameters(module: nn.Module) -> None:
+def register_external_parameters(module: torch.nn.Module) -> None:
     """Let ZeRO 3 gather the parameters that a module reads without calling their modules."""
     for weight in getattr(module, "external_parameters", list)():
         deepspeed.zero.register_external_parameter(module, weight)
@@ -143,7 +134,9 @@ def sampling_partitioned(engine: Any, model: PreTrainedModel) -> Iterator[None]:
     hooks = [model.register_forward_pre_hook(hook) for hook in (wait, start)]
     yield
     hooks[0].remove()
-    ids = torch.zeros(1, 1, dtype=torch.int64, device=get_accelerator().current_device_name())
+    ids = torch.zeros(
+        1, 1, dtype=torch.int64, device=deepspeed.get_accelerator().current_device_name()
+    )
     with torch.no_grad():
         while all_reduce_max(False):
             model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)
@@ -156,20 +149,16 @@ class PartitionedModel(FrozenModel[M]):
 
     def __init__(self, module: M, dtype: str, offload: bool) -> None:
         adopt_process_group()
-        self.module = module.requires_grad_(False).eval()
+        self.module, self.offloaded = module.requires_grad_(False).eval(), []
         config = zero_config(module, dtype, 3, "parameters" if offload else "none")
         partition_weights(module, config)
         self.engine, *_ = deepspeed.initialize(model=module, config=config)
         register_external_parameters(module)
 
-    @contextlib.contextmanager
-    def on_device(self) -> Iterator[M]:
-        yield self.module
-
-    def sampling(self) -> AbstractContextManager[None]:
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
         return sampling_partitioned(self.engine, self.module.model)
 
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         return deepspeed.zero.GatheredParameters(weights)
 
     def __exit__(self, *_: object) -> None:
@@ -194,7 +183,7 @@ class DeepSpeedEngine(Engine[M]):
         offload: str,
     ) -> None:
         self.fp16, self.stage = settings.dtype == "fp16", stage
-        if self.fp16 and not get_accelerator().is_fp16_supported():
+        if self.fp16 and not deepspeed.get_accelerator().is_fp16_supported():
             raise InputError(
                 "dtype: fp16: this device has no arithmetic in fp16: set dtype to bf16 or fp32"
             )
@@ -218,6 +207,9 @@ class DeepSpeedEngine(Engine[M]):
         )
         if stage == 3:
             register_external_parameters(module)
+            self.master_weights = self.engine.optimizer.fp32_partitioned_groups_flat
+        else:
+            self.master_weights = self.engine.optimizer.single_partition_of_fp32_groups
 
     def _prepare_weights(self, *_: object) -> None:
         """DeepSpeed prepares them, when it initializes the module."""
@@ -234,33 +226,22 @@ class DeepSpeedEngine(Engine[M]):
             self.engine.step()
 
     def step(self) -> None:
-        self.state_lock.begin()
-        skipped_steps = self.skipped_steps
+        STATE_LOCK.begin()
+        skipped_steps = self.engine.skipped_steps
         self.engine.step()
-        was_skipped = self.skipped_steps > skipped_steps
+        # Gradients overflowed in fp16.
+        was_skipped = self.engine.skipped_steps > skipped_steps
         self.grad_norm = None if was_skipped else float(self.engine.get_global_grad_norm())
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        metrics = super().metrics
-        if self.fp16:
-            scale = self.engine.optimizer.loss_scale
-            metrics |= {"loss_scale": scale, "skipped_steps": self.skipped_steps}
-        return metrics
-
-    @property
-    def skipped_steps(self) -> int:
-        """Number of steps so far that were skipped because gradients overflowed in fp16."""
-        return self.engine.skipped_steps
-
-    @property
-    def master_weights(self) -> list[torch.Tensor]:
-        if self.stage == 3:
-            return self.engine.optimizer.fp32_partitioned_groups_flat
-        return self.engine.optimizer.single_partition_of_fp32_groups
+        if not self.fp16:
+            return super().metrics
+        scale, skipped = self.engine.optimizer.loss_scale, self.engine.skipped_steps
+        return super().metrics | {"loss_scale": scale, "skipped_steps": skipped}
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict() | {"skipped_steps": self.skipped_steps}
+        state = super().state_dict() | {"skipped_steps": self.engine.skipped_steps}
         if self.fp16:
             scaler = self.engine.optimizer.loss_scaler
             state["loss_scaler"] = {name: getattr(scaler, name) for name in LOSS_SCALER_STATE}
@@ -279,11 +260,11 @@ class DeepSpeedEngine(Engine[M]):
         for index in range(len(self.master_weights)):
             self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
 
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         return deepspeed.zero.GatheredParameters(weights, enabled=self.stage == 3)
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
-        exact = safe_get_full_fp32_param(weight)
+        exact = deepspeed.utils.safe_get_full_fp32_param(weight)
         return weight.detach().float() if exact is None else exact
 
     @contextlib.contextmanager

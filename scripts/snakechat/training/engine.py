@@ -10,12 +10,10 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
 
 from snakechat.config.settings import OptimizerSettings, TrainingSettings
 from snakechat.modeling.forward import Wrapper
@@ -31,7 +29,7 @@ ACCUMULATION_CHUNK, NORM_CHUNK = 1 << 20, 1 << 17
 
 
 def parameter_groups(
-    module: nn.Module, settings: TrainingSettings, learning_rate: float
+    module: torch.nn.Module, settings: TrainingSettings, learning_rate: float
 ) -> list[dict[str, Any]]:
     """Group the trainable weights by learning rate and weight decay.
 
@@ -39,7 +37,7 @@ def parameter_groups(
     lora_learning_rate, if it is set.
     """
     lora_learning_rate = settings.lora_learning_rate
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
             is_adapter = lora_learning_rate is not None and "lora_" in name
@@ -74,6 +72,10 @@ class StateLock:
             self.lock.release()
 
 
+# Of the training of this process: held from an optimizer step until the state is whole again.
+STATE_LOCK = StateLock()
+
+
 class Engine(Generic[M]):
     """A module in training in plain torch (ZeRO stage 0): forward passes, gradients, updates.
 
@@ -83,7 +85,6 @@ class Engine(Generic[M]):
     micro-batches.
 
     Attributes:
-        state_lock: Held from an optimizer step until the state of the training is whole again.
         master_weights: The fp32 tensors that the optimizer updates in this process.
         loss_factor: Of all losses; 0 in a trial.
         grad_norm: Gradient norm of the last step over all weights, before clipping; None if the
@@ -96,7 +97,7 @@ class Engine(Generic[M]):
     def __init__(
         self, module: M, settings: TrainingSettings, learning_rate: float, num_steps: int
     ) -> None:
-        self.module, self.state_lock = module, StateLock()
+        self.module = module
         self.grad_norm: float | None = None
         self.loss_factor, self.max_grad_norm = 1.0, settings.max_grad_norm
         groups = parameter_groups(module, settings, learning_rate)
@@ -106,8 +107,7 @@ class Engine(Generic[M]):
                 f"{num_steps} optimizer steps are fewer than warmup_steps"
                 f" ({settings.warmup_steps}): the learning rate does not reach its peak"
             )
-        beta1, beta2 = settings.adam_betas
-        self.optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), fused=True)
+        self.optimizer = torch.optim.AdamW(groups, betas=settings.adam_betas, fused=True)
         factor = partial(learning_rate_factor, settings=settings, num_steps=num_steps)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
 
@@ -125,7 +125,7 @@ class Engine(Generic[M]):
         for group, gradients in zip(groups, self.gradients.split(group_sizes), strict=True):
             weights = group["params"]
             flat = torch.cat([weight.detach().flatten() for weight in weights])
-            master = nn.Parameter(flat.float())
+            master = torch.nn.Parameter(flat.float())
             master.grad = gradients
             # In fp32, weights and masters share memory.
             flat = master.detach().to(dtype)
@@ -151,8 +151,8 @@ class Engine(Generic[M]):
 
     def step(self) -> None:
         """Update the weights, unless fp16 gradients overflowed."""
-        self.state_lock.begin()
-        self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
+        STATE_LOCK.begin()
+        self.grad_norm = torch.nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
         if self.grad_norm > self.max_grad_norm:
             self.gradients *= self.max_grad_norm / self.grad_norm
         self.optimizer.step()
@@ -179,7 +179,7 @@ class Engine(Generic[M]):
                 value.zero_()
         self._load_values(values)
         self.grad_norm = None
-        self.state_lock.end()
+        STATE_LOCK.end()
 
     def update_weights(self) -> None:
         """Copy the master weights into the module."""
@@ -187,7 +187,7 @@ class Engine(Generic[M]):
             if weights.data_ptr() != master.data_ptr():
                 weights.copy_(master.detach())
 
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which each process has whole weights; all enter it with the same."""
         return contextlib.nullcontext()
 
@@ -227,9 +227,8 @@ class Engine(Generic[M]):
             "learning_rates": [group["lr"] for group in self.optimizer.param_groups],
         }
         for index, master in enumerate(self.master_weights):
-            state[f"{index}.weights"] = master.data
-            for name, value in self.optimizer.state[master].items():
-                state[f"{index}.{name}"] = value
+            tensors = {"weights": master.data, **self.optimizer.state[master]}
+            state |= {f"{index}.{name}": tensor for name, tensor in tensors.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,11 +240,11 @@ class Engine(Generic[M]):
                 " folder .KEY/state of the job in the store"
             )
         for index, master in enumerate(self.master_weights):
-            master.data.copy_(state[f"{index}.weights"])
-            for key in state:
-                number, _, name = key.partition(".")
-                if number == str(index) and name != "weights":
-                    self.optimizer.state[master][name] = state[key].to(master.device)
+            prefix = f"{index}."
+            tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+            master.data.copy_(tensors.pop("weights"))
+            moments = {name: tensor.to(master.device) for name, tensor in tensors.items()}
+            self.optimizer.state[master].update(moments)
         self._load_values(state)
         self.update_weights()
 
@@ -307,11 +306,11 @@ class Ema:
     @contextlib.contextmanager
     def average_weights(self) -> Iterator[None]:
         """Replace the weights of the module by their averages within the context."""
-        self.engine.state_lock.begin()
+        STATE_LOCK.begin()
         self._swap()
         yield
         self._swap()
-        self.engine.state_lock.end()
+        STATE_LOCK.end()
 
     def _swap(self) -> None:
         for average, master in zip(self.averages, self.engine.master_weights, strict=True):
@@ -328,7 +327,7 @@ class Ema:
             average.copy_(state[str(index)])
 
 
-class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
+class FrozenModel(contextlib.AbstractContextManager["FrozenModel[M]"], Generic[M]):
     """A module that is evaluated and never trained; a context closes it at its end.
 
     offload: Keep the module in CPU memory while it is not in use.
@@ -339,12 +338,12 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
         # The weights in CPU memory, from which they are copied to the device for each use. Pinned
         # memory is copied without a pass through other memory.
         self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not (offload and device.type == "cuda"):
+        if offload and device.type == "cuda":
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data = tensor.data.cpu().pin_memory()
+                self.offloaded.append((tensor, tensor.data))
+        else:
             module.to(device)
-            return
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.data = tensor.data.cpu().pin_memory()
-            self.offloaded.append((tensor, tensor.data))
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[M]:
@@ -355,11 +354,11 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
         for tensor, kept in self.offloaded:
             tensor.data = kept
 
-    def sampling(self) -> AbstractContextManager[None]:
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
         """Return a context as Engine.sampling does."""
         return contextlib.nullcontext()
 
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Return a context as Engine.gathered does."""
         return contextlib.nullcontext()
 

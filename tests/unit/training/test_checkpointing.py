@@ -15,6 +15,7 @@ import torch
 
 from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer, write_tensors
+from snakechat.training.engine import STATE_LOCK
 from snakechat.workflow.job import Job
 from snakechat.workflow.processes import SERIAL, RunOptions
 
@@ -109,7 +110,7 @@ def walk(job, steps=STEPS, at=None, component=None, sampling=None):
             by = torch.rand(3)
             (sampling or {}).get(step, list)()
             # As the update of an engine.
-            checkpointer.lock.begin()
+            STATE_LOCK.begin()
             (at or {}).get(step, list)()
             component.move(batch, by)
             log.write(json.dumps({"step": step, "at": component.position.tolist()}) + "\n")

@@ -119,7 +119,7 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_s
     for skipped in (1, 2):
         engine.backward(engine(inputs).float().sum(), last=True)
         engine.step()
-        assert (engine.skipped_steps, engine.grad_norm) == (skipped, None)
+        assert (engine.metrics["skipped_steps"], engine.grad_norm) == (skipped, None)
     assert weights_of(module).tolist() == [0.5, 0.5]
     assert (engine.metrics["loss_scale"], engine.learning_rate) == (32768, RATE)
     # A state has what decides when the scale changes again.
@@ -127,7 +127,7 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_s
     _, resumed, _ = layer("fp16", zero_stage, lr_schedule="linear")
     resumed.load_state_dict({**state, "loss_scaler": json.loads(json.dumps(state["loss_scaler"]))})
     assert resumed.state_dict()["loss_scaler"] == state["loss_scaler"]
-    assert state["loss_scaler"]["last_overflow_iter"] == 1 and resumed.skipped_steps == 2
+    assert state["loss_scaler"]["last_overflow_iter"] == 1 and resumed.metrics["skipped_steps"] == 2
     engine.backward(engine(inputs).float().sum(), last=True)
     engine.step()
     norm = pytest.approx(math.sqrt(2), rel=1e-3)

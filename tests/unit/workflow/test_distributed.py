@@ -26,6 +26,7 @@ import torch
 from torch import distributed
 
 from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.engine import STATE_LOCK
 from snakechat.workflow.processes import barrier, rank, world_size
 from snakechat.workflow.job import run
 
@@ -41,7 +42,7 @@ def main(job):
     with Checkpointer(job) as checkpointer:
         for step, _ in checkpointer.steps(range(4)):
             # As the update of an engine.
-            checkpointer.lock.begin()
+            STATE_LOCK.begin()
             if step == 2 and is_last_rank and event == "out of memory of one rank":
                 torch.empty(1 << 50)
             if event == "pause" and step == 2:
