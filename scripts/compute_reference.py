@@ -20,7 +20,7 @@ from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.placed_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
@@ -28,7 +28,6 @@ from snakechat.workflow.processes import rank
 def main(job: Job[Any]) -> None:
     """Compute the log-probabilities of both splits."""
     settings, folder = job.settings, job.inputs["model"]
-    start_evaluation(job.placement, settings.dtype)
     pairs = {
         split: Examples.read(job.inputs["tokens"], split, "chosen", "rejected") for split in SPLITS
     }

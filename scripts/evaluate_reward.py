@@ -9,14 +9,12 @@ from typing import Any
 from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.evaluation.held_out_rows import reward_scores, write_pair_metrics
 from snakechat.modeling.batching import Examples
-from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
 
 def main(job: Job[Any]) -> None:
     """Score both responses of each pair and write metrics.json."""
-    start_evaluation(job.placement, "fp32")
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
     scores = reward_scores(job, "model", pairs)
     if rank() == 0:

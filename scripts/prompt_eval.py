@@ -15,7 +15,7 @@ from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.held_out_rows import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.training.placed_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run, write_json_lines
 from snakechat.workflow.processes import rank
@@ -24,7 +24,6 @@ from snakechat.workflow.processes import rank
 def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write responses.jsonl."""
     settings = job.settings
-    start_evaluation(job.placement, settings.dtype)
     entries = list(read_prompts(settings.prompt_sets, Path(job.options.source, "prompts")))
     prompts = [entry["prompt"] for _, entry in entries]
     # Of each prompt, by model and decoder.

@@ -23,7 +23,6 @@ from snakechat.evaluation.held_out_rows import (
 )
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
-from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run, write_json, write_json_lines
 from snakechat.workflow.processes import rank
@@ -34,7 +33,6 @@ def main(job: Job[Any]) -> None:
     settings = job.settings
     folder = Path(job.options.source, "prompts/pairs")
     sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
-    start_evaluation(job.placement, "fp32")
     encoder = Encoder(load_tokenizer(job.inputs["model"]), settings.template)
     for key, text in (item for pair in pairs for item in pair.items()):
         if encoder.has_special_token(text):

@@ -3,7 +3,6 @@
 RLHF also keeps the turns of its prompts (snakechat/data/records.py).
 """
 
-import json
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -25,7 +24,7 @@ from snakechat.data.row_encoding import (
 )
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import ProgressLines, warn
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import Job, run, write_json
 from snakechat.workflow.processes import limited_memory
 
 # Share of dropped rows above which a warning is printed.
@@ -39,7 +38,7 @@ def main(job: Job[Any]) -> None:
         encoder = Encoder(tokenizer, job.settings.template)
         stats = {split: _tokenize_split(job, encoder, split) for split in SPLITS}
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+    write_json(job.result / "stats.json", stats)
 
 
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:

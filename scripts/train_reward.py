@@ -35,8 +35,9 @@ def main(training: Training[RewardSettings]) -> None:
     engine = training.load(Scorer, pairs)
 
     def update(step: int, rows: np.ndarray) -> Metrics:
-        of_batch = partial(losses_and_scores, engine, loss)
-        losses, scores = pair_gradients(engine, pairs, rows, training.device, of_batch)
+        losses, scores = pair_gradients(
+            engine, pairs, rows, training.device, partial(losses_and_scores, engine, loss)
+        )
         engine.step()
         return pair_metrics(losses, scores)
 
@@ -44,8 +45,8 @@ def main(training: Training[RewardSettings]) -> None:
         scores = torch.from_numpy(response_scores(engine.module, eval_pairs))
         return pair_metrics(pairwise_loss(*scores), scores)
 
-    num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
-    training.train(update, evaluate, num_tokens, shown, evaluates_first=True)
+    num_tokens = pairs.num_tokens(with_prompts=True)
+    training.train(update, evaluate, num_tokens, ["loss", "accuracy"], evaluates_first=True)
 
 
 def losses_and_scores(

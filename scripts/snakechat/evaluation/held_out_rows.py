@@ -25,7 +25,7 @@ from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
-from snakechat.training.placed_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.job import Job, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
@@ -204,7 +204,6 @@ def sampled_models(
 
     names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
     """
-    start_evaluation(job.placement, dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
     rows, tables = first_prompts(examples), (examples.prompts, examples.responses[0])
     prompts, own = ([list(map(int, table[row])) for row in rows] for table in tables)

@@ -22,13 +22,13 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 from snakechat.training.engine import STATE_LOCK
 from snakechat.training.rungs import noted_number
@@ -62,13 +62,6 @@ OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
 Batch = TypeVar("Batch")
 
 
-class Stateful(Protocol):
-    """A component of a run: its state is a dict of tensors and JSON values."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state: Any) -> None: ...
-
-
 class Attributes:
     """A component whose state is some of its attributes, JSON values."""
 
@@ -77,15 +70,16 @@ class Attributes:
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.saved}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        vars(self).update(state_dict)
 
 
 class Checkpointer:
     """Iterates over the steps of a run and saves checkpoints.
 
-    The components are restored from the last checkpoint, if any, when the object is created. Within
-    its context, signals end the run after the state is saved.
+    The components are restored from the last checkpoint, if any, when the object is created: their
+    states are dicts of tensors and JSON values. Within its context, signals end the run after the
+    state is saved.
 
     Attributes:
         step: The step after which the state was kept: at first of the restored checkpoint, or 0.
@@ -110,6 +104,7 @@ class Checkpointer:
         os.set_blocking(self.writer, False)
         self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
         self.handlers = {number: signal.signal(number, self._handle) for number in stop_signals()}
+        self.main_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._end_after_signal, daemon=True)
         self.thread.start()
         return self
@@ -140,9 +135,9 @@ class Checkpointer:
             # A cluster and Snakemake may signal a job again while it stops.
             signal.signal(number, signal.SIG_IGN if self.signal else handler)
 
-    def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
+    def steps(self, batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of the remaining steps; `keep` has to be called in each."""
-        for step, batch in islice(enumerate(batches, start=1), self.step, None):
+        for step, batch in enumerate(batches[self.step :], start=self.step + 1):
             self.job.record["steps"] = step
             started = time.monotonic()
             yield step, batch
@@ -233,7 +228,7 @@ class Checkpointer:
                 return
         for _ in range(EXIT_SIGNALS):
             # One that arrives just before the main thread waits does not interrupt the wait.
-            signal.pthread_kill(threading.main_thread().ident, number)
+            signal.pthread_kill(self.main_thread, number)
             if self.closed.wait(POLL_SECONDS):
                 return
         if rank() == 0:

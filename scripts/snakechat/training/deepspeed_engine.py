@@ -81,7 +81,8 @@ def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> Non
     """Read this process's partition of the deferred weights of a module.
 
     DeepSpeed partitions the others when it initializes the module. It would also partition these,
-    from a whole model in each process.
+    from a whole model in each process. It gathers the parameters that the module reads without
+    calling their modules.
     """
     # With a module, it replaces torch's linear function by one that needs less memory.
     init = deepspeed.zero.Init(module=torch.nn.Module(), config_dict_or_path=dict(config))
@@ -98,10 +99,6 @@ def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> Non
         part.copy_(stored.view(-1)[start : start + len(part)])
         cast(Any, weight).partition()
     module.to(deepspeed.get_accelerator().current_device_name())
-
-
-def register_external_parameters(module: torch.nn.Module) -> None:
-    """Let ZeRO 3 gather the parameters that a module reads without calling their modules."""
     for weight in getattr(module, "external_parameters", list)():
         deepspeed.zero.register_external_parameter(module, weight)
 
@@ -153,7 +150,6 @@ class PartitionedModel(FrozenModel[M]):
         config = zero_config(module, dtype, 3, "parameters" if offload else "none")
         partition_weights(module, config)
         self.engine, *_ = deepspeed.initialize(model=module, config=config)
-        register_external_parameters(module)
 
     def sampling(self) -> contextlib.AbstractContextManager[None]:
         return sampling_partitioned(self.engine, self.module.model)
@@ -205,11 +201,8 @@ class DeepSpeedEngine(Engine[M]):
                 "zero_force_ds_cpu_optimizer": False,
             },
         )
-        if stage == 3:
-            register_external_parameters(module)
-            self.master_weights = self.engine.optimizer.fp32_partitioned_groups_flat
-        else:
-            self.master_weights = self.engine.optimizer.single_partition_of_fp32_groups
+        name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
+        self.master_weights = getattr(self.engine.optimizer, name)
 
     def _prepare_weights(self, *_: object) -> None:
         """DeepSpeed prepares them, when it initializes the module."""

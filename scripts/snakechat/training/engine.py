@@ -231,21 +231,21 @@ class Engine(Generic[M]):
             state |= {f"{index}.{name}": tensor for name, tensor in tensors.items()}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state; raise InputError if another ZeRO stage saved it."""
-        if state["zero_stage"] != self.stage:
+        if state_dict["zero_stage"] != self.stage:
             raise InputError(
-                f"the saved state has ZeRO stage {state['zero_stage']}, this run has stage"
-                f" {self.stage}: set zero_stage: {state['zero_stage']}, or delete the"
+                f"the saved state has ZeRO stage {state_dict['zero_stage']}, this run has stage"
+                f" {self.stage}: set zero_stage: {state_dict['zero_stage']}, or delete the"
                 " folder .KEY/state of the job in the store"
             )
         for index, master in enumerate(self.master_weights):
-            prefix = f"{index}."
-            tensors = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+            own = [key for key in state_dict if key.startswith(f"{index}.")]
+            tensors = {key.partition(".")[2]: state_dict[key] for key in own}
             master.data.copy_(tensors.pop("weights"))
             moments = {name: tensor.to(master.device) for name, tensor in tensors.items()}
             self.optimizer.state[master].update(moments)
-        self._load_values(state)
+        self._load_values(state_dict)
         self.update_weights()
 
     def _load_values(self, state: Mapping[str, Any]) -> None:
@@ -322,9 +322,9 @@ class Ema:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {str(index): average for index, average in enumerate(self.averages)}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
         for index, average in enumerate(self.averages):
-            average.copy_(state[str(index)])
+            average.copy_(state_dict[str(index)])
 
 
 class FrozenModel(contextlib.AbstractContextManager["FrozenModel[M]"], Generic[M]):

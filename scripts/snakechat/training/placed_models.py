@@ -40,13 +40,12 @@ def init_process_group(placement: Placement) -> torch.device:
 
     Raises InputError if the placement has another number of processes or GPUs.
     """
-    nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
-    started, expected = world_size(), placement.num_processes
-    if started != expected:
+    gpus_per_node, expected = placement.gpus_per_node, placement.num_processes
+    if world_size() != expected:
         raise InputError(
-            f"placement: expected {expected} processes (nodes: {nodes}, gpus_per_node:"
-            f" {gpus_per_node}), {started} started: start the job with scripts/launch.py, or set"
-            " nodes and gpus_per_node to the available hardware"
+            f"placement: expected {expected} processes (nodes: {placement.nodes}, gpus_per_node:"
+            f" {gpus_per_node}), {world_size()} started: start the job with scripts/launch.py, or"
+            " set nodes and gpus_per_node to the available hardware"
         )
     device = choose_device(placement)
     if device.type == "cuda" and gpus_per_node > torch.cuda.device_count():
@@ -142,23 +141,24 @@ def load_frozen(
 ) -> FrozenModel[P]:
     """Return a model that is evaluated and never trained; it is closed at the end of a context.
 
+    The process joins the process group before, if the job has one.
+
     Args:
         wrapper, new_head, longest: As for load_model.
         examples, samples: As for check_model; None for a model that was checked already.
         offload: Keep the weights in CPU memory while they are not in use; defaults to what the
             placement's `offload` says.
     """
-    partitioned = placement.evaluates_partitioned(dtype)
+    device, partitioned = start_evaluation(placement, dtype), placement.evaluates_partitioned(dtype)
     if offload is None:
         offload = partitioned and placement.offload == "parameters"
     module = wrapper(load_model(wrapper, folder, dtype, tokenizer, partitioned, longest, new_head))
-    frozen: FrozenModel[P]
     if partitioned:
         from snakechat.training.deepspeed_engine import PartitionedModel
 
-        frozen = PartitionedModel(module, dtype, offload)
+        frozen: FrozenModel[P] = PartitionedModel(module, dtype, offload)
     else:
-        frozen = FrozenModel(module, choose_device(placement), offload)
+        frozen = FrozenModel(module, device, offload)
     if examples is not None:
         with frozen.on_device():
             check_model(module, examples, frozen.sampling, samples)

@@ -90,8 +90,7 @@ class Ladder:
         if self.number > number:
             return True
         following = self.rungs[self.rungs.index(failed) + 1 :]
-        if zero_stage is not None:
-            following = [rung for rung in following if rung.zero_stage == zero_stage]
+        following = [rung for rung in following if zero_stage in (None, rung.zero_stage)]
         # Another process, for which there was none, has removed the file.
         if self.number < number or not following:
             self.file.unlink(missing_ok=True)
@@ -125,13 +124,15 @@ def goes_down(placement: Placement) -> bool:
 
 def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
     """Return the rungs that a placement allows, in the order in which they are tried."""
-    stages = [stage for stage in range(4) if stage_used(stage, dtype) == stage]
-    if placement.offload != "none":
+    stages = [
+        stage
+        for stage in range(4)
+        if stage_used(stage, dtype) == stage
         # DeepSpeed offloads only what ZeRO partitions.
-        stages = [stage for stage in stages if stage > 0]
-    if placement.compile:
+        and (stage > 0 or placement.offload == "none")
         # Stage 3 runs no compiled layers.
-        stages.remove(3)
+        and (stage < 3 or not placement.compile)
+    ]
     if placement.num_processes == 1:
         # There is nothing to partition.
         del stages[1:]
@@ -193,6 +194,5 @@ def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
     if not record:
         return None
-    placement = Placement(**record["placement"])
-    made = Rung(*(getattr(placement, key) for key in Rung._fields))
-    return made if made in rungs else None
+    used = record["placement"].items()
+    return next((rung for rung in rungs if rung._asdict().items() <= used), None)

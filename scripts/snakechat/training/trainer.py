@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
@@ -26,7 +27,7 @@ from snakechat.modeling.loading import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import can_compile, choose_device, compile_layers, model_size
 from snakechat.modeling.saving import count_stored_weights, save_model
-from snakechat.training.checkpointing import Checkpointer, Stateful, checkpoints, saved_values
+from snakechat.training.checkpointing import Checkpointer, checkpoints, saved_values
 from snakechat.training.engine import Engine
 from snakechat.training.metrics import (
     Evaluations,
@@ -101,12 +102,14 @@ class Training(Generic[S]):
         base: Folder of the model that is trained.
         tokenizer: The tokenizer of the tokens, which results have too.
         timer: Times the sections of a step.
+        is_untried: Whether the rung has to be tried.
     """
 
     def __init__(self, job: Job[S]) -> None:
         self.job, self.settings, self.given = job, job.settings, job.placement
         self.base = job.inputs["actor" if "actor" in job.inputs else "model"]
         self.ladder = Ladder(job.states, job.placement, job.settings.dtype)
+        self.is_untried = goes_down(job.placement) and self.ladder.state != "tried"
         self.device = init_process_group(job.placement)
         self.timer = StepTimer(self.device)
         if is_open(self.given):
@@ -121,11 +124,10 @@ class Training(Generic[S]):
         """Complete a placement that has `auto`."""
         job, ladder = self.job, self.ladder
         rungs = ladder.rungs[ladder.rungs.index(ladder.rung) :]
-        if self._is_untried:
-            settings = self.settings
+        if self.is_untried:
             # With adapters, few weights are trained.
-            adapts = settings.lora_rank and settings.train_base == "none"
-            weights = 0 if adapts or settings.train_only else count_stored_weights(self.base)
+            adapts = self.settings.lora_rank and self.settings.train_base == "none"
+            weights = 0 if adapts or self.settings.train_only else count_stored_weights(self.base)
             memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
             smallest = -all_reduce_max(-float(memory))
             rungs = without_hopeless(rungs, self.given, weights, smallest)
@@ -141,11 +143,6 @@ class Training(Generic[S]):
         choose_device(job.placement)
         if rank() == 0 and self.given.gpus_per_node:
             print(f"placement: {ladder.rung}", flush=True)
-
-    @property
-    def _is_untried(self) -> bool:
-        """Whether the rung has to be tried."""
-        return goes_down(self.given) and self.ladder.state != "tried"
 
     def _try(self, engines: Iterable[Engine[Any]], step: Callable[[], object]) -> None:
         """Take a step that changes nothing, or that runs out of memory."""
@@ -273,7 +270,7 @@ class Training(Generic[S]):
         checkpointer = Checkpointer(job, evaluations=evaluations, **components)
         last_step, outcome = checkpointer.step, checkpointer.outcome
         with checkpointer, MetricsLogger(job, len(batches), last_step) as logger:
-            if not last_step and self._is_untried:
+            if not last_step and self.is_untried:
                 self._try(engines.values(), try_step)
             # The interrupted run may not have evaluated and logged its last step.
             if last_step or evaluations.is_due(0):
@@ -283,8 +280,11 @@ class Training(Generic[S]):
                     break
                 done = step(number, rows)
                 logger.log_step(number, self.timer.seconds, done.tokens, done.responses)
-                outcome = {"metrics": done.metrics, "shown": done.shown}
-                outcome["rows"] = sorted(rows.tolist())
+                outcome = {
+                    "metrics": done.metrics,
+                    "shown": done.shown,
+                    "rows": sorted(rows.tolist()),
+                }
                 checkpointer.keep(number, outcome)
                 logger.log(number, **outcome, evaluation=evaluations.after_step(number))
                 if number - last_step == COMPILED_AFTER:
@@ -325,8 +325,7 @@ def text_gradients(
     """
     loss_sum: Any = 0.0
     for micro_batch in micro_batches:
-        share = micro_batch.counted / num_tokens
-        loss = -share * engine(micro_batch.batch, return_sum=True)
+        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
         loss_sum = loss_sum + loss.detach()
     return all_reduce_sum(loss_sum).item()

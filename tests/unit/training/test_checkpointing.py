@@ -106,7 +106,7 @@ def walk(job, steps=STEPS, at=None, component=None, sampling=None):
     component = component or Walk()
     checkpointer = Checkpointer(job, walk=component)
     with checkpointer, (job.result / "metrics.jsonl").open("a") as log:
-        for step, batch in checkpointer.steps(f"rows {number}" for number in range(steps)):
+        for step, batch in checkpointer.steps([f"rows {number}" for number in range(steps)]):
             by = torch.rand(3)
             (sampling or {}).get(step, list)()
             # As the update of an engine.

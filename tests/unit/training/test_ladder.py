@@ -15,7 +15,6 @@ from snakechat.training.rungs import (
 )
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.manifest import sealed_json
-from snakechat.workflow.processes import changed_values
 from support.specs import ONE_GPU
 
 OPEN = {"zero_stage": "auto", "activation_checkpointing": "auto", "micro_batch_tokens": "auto"}
@@ -90,7 +89,7 @@ def test_a_build_takes_the_rungs_of_the_one_that_it_reproduces(tmp_path, monkeyp
     folder = tmp_path / "sft/mine"
     folder.mkdir(parents=True)
     used = Rung(2, False, 4096).of(NODE)
-    record = {"spec": "", "placement": changed_values(used)}
+    record = {"spec": "", "placement": vars(used)}
     (folder / "run.json").write_text(sealed_json(record))
     rungs = possible_rungs(NODE, "bf16")
     target = Path("output/sft/mine")
