@@ -35,7 +35,6 @@ def main(job: Job[GenerationSettings]) -> None:
     tokenizer = load_tokenizer(folder)
     prompts = {split: Ragged(job.inputs["tokens"], f"{split}.prompt") for split in SPLITS}
     generations = settings.num_generations
-    sizes = settings.max_response_length, generations
     longest = settings.max_prompt_length + settings.max_response_length
     with load_frozen(
         Policy,
@@ -43,7 +42,7 @@ def main(job: Job[GenerationSettings]) -> None:
         settings.dtype,
         tokenizer,
         job.placement,
-        prompt_examples(prompts["train"], *sizes),
+        prompt_examples(prompts["train"], settings.max_response_length, generations),
         samples=settings.generation_backend == "hf",
         longest=longest,
     ) as policy:

@@ -377,6 +377,7 @@ OF_CUDA = {
     "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
     "get_device_properties": lambda *_: PROPERTIES,
     "default_generators": (torch.Generator(),),
+    "get_rng_state": torch.get_rng_state,
     "get_sync_debug_mode": lambda: counts.mode,
     "set_sync_debug_mode": lambda mode: setattr(counts, "mode", mode),
     # DeepSpeed calls these.

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +59,6 @@ POLL_SECONDS = 0.2
 EXIT_SIGNALS = 50
 # Printed by a process that ends because another one ran out of memory.
 OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
-Batch = TypeVar("Batch")
 
 
 class Attributes:
@@ -135,7 +134,7 @@ class Checkpointer:
             # A cluster and Snakemake may signal a job again while it stops.
             signal.signal(number, signal.SIG_IGN if self.signal else handler)
 
-    def steps(self, batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
+    def steps(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (step, batch) of the remaining steps; `keep` has to be called in each."""
         for step, batch in enumerate(batches[self.step :], start=self.step + 1):
             self.job.record["steps"] = step
@@ -173,7 +172,9 @@ class Checkpointer:
     def _keep_state(self, step: int, outcome: Any) -> None:
         STATE_LOCK.begin()
         values: dict[str, Any] = {}
-        self.tensors = {name: each.get_state() for name, each in random_generators().items()}
+        self.tensors = {"generators.cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            self.tensors["generators.cuda"] = torch.cuda.get_rng_state()
         for component, each in self.components.items():
             for name, value in each.state_dict().items():
                 if torch.is_tensor(value):
@@ -270,24 +271,15 @@ class Checkpointer:
             for name, component in self.components.items():
                 keys = [key for key in state if key.startswith(f"{name}.")]
                 component.load_state_dict({key[len(name) + 1 :]: state[key] for key in keys})
-            for name, generator in random_generators().items():
-                if name in state:
-                    generator.set_state(state[name])
+            torch.set_rng_state(state["generators.cpu"])
+            if torch.cuda.is_available() and "generators.cuda" in state:
+                torch.cuda.set_rng_state(state["generators.cuda"])
             if rank() == 0:
                 for log in own.glob("*.jsonl"):
                     shutil.copyfile(log, self.job.result / log.name)
                 print(f"resuming after step {state['step']}", file=sys.stderr)
             return state["step"], state["outcome"]
         return 0, {}
-
-
-def random_generators() -> dict[str, torch.Generator]:
-    """Return the random number generators of torch on the devices that this machine has."""
-    generators = {"generators.cpu": torch.default_generator}
-    if torch.cuda.is_available():
-        device = torch.cuda.current_device()
-        generators["generators.cuda"] = torch.cuda.default_generators[device]
-    return generators
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

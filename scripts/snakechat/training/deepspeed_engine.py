@@ -8,16 +8,15 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
-from snakechat.modeling.forward import Wrapper
 from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
-from snakechat.training.engine import STATE_LOCK, Engine, FrozenModel
+from snakechat.training.engine import STATE_LOCK, Engine, FrozenModel, M
 from snakechat.training.rungs import samples_whole
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import all_reduce_max, rank, world_size
@@ -25,8 +24,6 @@ from snakechat.workflow.processes import all_reduce_max, rank, world_size
 # DeepSpeed chooses its accelerator when it is imported. snakechat.modeling.models, which the engine
 # imports, sets DS_ACCELERATOR on machines without a GPU.
 import deepspeed  # isort: skip
-
-M = TypeVar("M", bound=Wrapper)
 
 # DeepSpeed calls functions of torch by deprecated names, which users cannot change.
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
@@ -220,11 +217,10 @@ class DeepSpeedEngine(Engine[M]):
 
     def step(self) -> None:
         STATE_LOCK.begin()
-        skipped_steps = self.engine.skipped_steps
         self.engine.step()
-        # Gradients overflowed in fp16.
-        was_skipped = self.engine.skipped_steps > skipped_steps
-        self.grad_norm = None if was_skipped else float(self.engine.get_global_grad_norm())
+        # Unless gradients overflowed in fp16.
+        was_applied = self.engine.was_step_applied()
+        self.grad_norm = float(self.engine.get_global_grad_norm()) if was_applied else None
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -247,11 +243,11 @@ class DeepSpeedEngine(Engine[M]):
             vars(self.engine.optimizer.loss_scaler).update(state["loss_scaler"])
 
     def update_weights(self) -> None:
-        if self.stage < 3:
+        if self.stage == 3:
+            for index in range(len(self.master_weights)):
+                self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        else:
             self.engine.optimizer.update_lp_params()
-            return
-        for index in range(len(self.master_weights)):
-            self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
         return deepspeed.zero.GatheredParameters(weights, enabled=self.stage == 3)

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch.utils.tensorboard import SummaryWriter
 from transformers import PreTrainedModel
 
-from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.saving import saved_weights, weight_files, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
@@ -73,8 +72,7 @@ class Evaluations(Attributes):
         best_metric: str | None = None,
     ) -> None:
         self.job, self.num_steps, self.evaluate, self.save = job, num_steps, evaluate, save
-        self.settings: TrainingSettings = job.settings
-        self.keeps_best = self.settings.save_strategy == "best"
+        self.settings, self.keeps_best = job.settings, job.settings.save_strategy == "best"
         self.evaluates_first, self.best_metric = evaluates_first, best_metric
         self.best_step, self.since_best = 0, 0
         self.best_value: float | None = None
@@ -217,7 +215,11 @@ class MetricsLogger(contextlib.ExitStack):
         super().__init__()
         if rank() > 0:
             return
-        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+"))
+        # Line by line, for those who watch the run.
+        times, mode = job.log_folder / "times.jsonl", "a" if last_step else "w"
+        self.times = self.enter_context(times.open(mode, buffering=1))
+        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+", buffering=1))
+        self.responses = job.result / "responses.jsonl"
         tensorboard = job.log_folder / "tensorboard"
         shutil.rmtree(tensorboard, ignore_errors=True)
         self.tensorboard = self.enter_context(SummaryWriter(tensorboard))
@@ -226,9 +228,6 @@ class MetricsLogger(contextlib.ExitStack):
             self._add_scalars(metrics.pop("step"), metrics)
         name, self.throughput = f"{job.spec['rule']} {job.spec['name']}", list[str]()
         self.progress = ProgressLines(name, "steps", num_steps, last_step, next_line=0)
-        self.times, self.responses = job.log_folder / "times.jsonl", job.result / "responses.jsonl"
-        if last_step == 0:
-            self.times.unlink(missing_ok=True)
 
     def log(
         self,
@@ -257,7 +256,6 @@ class MetricsLogger(contextlib.ExitStack):
         if rank() > 0:
             return
         self.file.write(json.dumps({"step": step, **values}) + "\n")
-        self.file.flush()
         self._add_scalars(step, values)
         if evaluation:
             held_out = [f"{k.removeprefix('eval_')} {v:.4g}" for k, v in evaluation.items()]
@@ -285,7 +283,7 @@ class MetricsLogger(contextlib.ExitStack):
         tokens_per_second = tokens / sum(seconds.values())
         values = {**seconds, "tokens": tokens, "tokens_per_second": tokens_per_second}
         self.throughput = [f"{tokens_per_second:,.0f} tokens/s"]
-        write_json_lines(self.times, [{"step": step, **values}], "a")
+        self.times.write(json.dumps({"step": step, **values}) + "\n")
         self._add_scalars(step, {f"times/{name}": value for name, value in values.items()})
 
     def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer, Wrapper
+from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
-from snakechat.training.engine import Engine, FrozenModel
+from snakechat.training.engine import Engine, FrozenModel, M
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import Placement, stage_used, world_size
 
@@ -31,7 +31,6 @@ from snakechat.workflow.processes import Placement, stage_used, world_size
 # costs nothing; DeepSpeed's default of 10 minutes ended jobs after their last step.
 TIMEOUT = timedelta(hours=12)
 
-M = TypeVar("M", bound=Wrapper)
 P = TypeVar("P", Policy, Scorer)
 
 

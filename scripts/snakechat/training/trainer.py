@@ -22,7 +22,6 @@ from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, MicroBatch, training_batches
-from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import can_compile, choose_device, compile_layers, model_size
@@ -35,7 +34,7 @@ from snakechat.training.metrics import (
     StepTimer,
     record_changed_weights,
 )
-from snakechat.training.placed_models import init_process_group, load_model, make_engine
+from snakechat.training.placed_models import P, init_process_group, load_model, make_engine
 from snakechat.training.rungs import Ladder, goes_down, is_open, reproduced_rung, without_hopeless
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
@@ -49,7 +48,6 @@ from snakechat.workflow.processes import (
 )
 
 S = TypeVar("S", bound=TrainingSettings)
-P = TypeVar("P", Policy, Scorer)
 # Values by name; None for a metric that a step does not have, as in an fp16 step that was skipped.
 Metrics = Mapping[str, float | None]
 
@@ -203,13 +201,18 @@ class Training(Generic[S]):
     def load(self, wrapper: type[P], examples: Examples) -> Engine[P]:
         """Load the model that `train` trains on examples; return its engine."""
         settings = cast(Any, self.settings)
-        self.examples = examples
         self.batches = training_batches(len(examples), settings.global_batch_size, settings)
-        rate, longest = settings.learning_rate, settings.max_length
         engine = self.load_engine(
-            wrapper, self.base, examples, rate, len(self.batches), longest, new_head=True
+            wrapper,
+            self.base,
+            examples,
+            settings.learning_rate,
+            len(self.batches),
+            settings.max_length,
+            new_head=True,
         )
         self.engine: Engine[Any] = engine
+        self.largest = examples.largest_rows(engine.module.supports_packing)
         return engine
 
     # --- steps ----------------------------------------------------------------------------------
@@ -232,7 +235,6 @@ class Training(Generic[S]):
             shown: Names of the metrics in lines about the progress.
         """
         engine = self.engine
-        largest = self.examples.largest_rows(engine.module.supports_packing)
 
         def step(number: int, rows: np.ndarray) -> Step:
             learning_rate = engine.learning_rate
@@ -243,8 +245,9 @@ class Training(Generic[S]):
 
         save = functools.partial(self.save, engine)
         evaluations = Evaluations(self.job, len(self.batches), evaluate, save, evaluates_first)
-        components = {"model": engine}
-        self.take_steps(self.batches, step, lambda: update(1, largest), evaluations, components)
+        self.take_steps(
+            self.batches, step, lambda: update(1, self.largest), evaluations, {"model": engine}
+        )
 
     def take_steps(
         self,
@@ -296,14 +299,19 @@ class Training(Generic[S]):
     def _compile(self, engines: Iterable[Engine[Any]], steps_left: int) -> None:
         """Compile the layers of models if the steps left take long, by the last step's time."""
         placement = self.job.placement
-        if placement.compile is not None or not placement.gpus_per_node:
-            return
         # Stage 3 runs no compiled layers.
         models = [engine.module.model for engine in engines if engine.stage < 3]
         models = [model for model in models if model_size(model)["weights"] > COMPILED_WEIGHTS]
         seconds = steps_left * sum(self.timer.seconds.values())
-        is_worth_it = bool(models) and seconds > COMPILED_SECONDS and can_compile()
-        if self.job.spec.get("deterministic") or not broadcast_from_first(is_worth_it):
+        is_worth_it = (
+            placement.compile is None
+            and placement.gpus_per_node > 0
+            and not self.job.spec.get("deterministic")
+            and bool(models)
+            and seconds > COMPILED_SECONDS
+            and can_compile()
+        )
+        if not broadcast_from_first(is_worth_it):
             return
         if rank() == 0:
             print(f"compile: true: the {steps_left} steps left take {seconds / 60:.0f} minutes")
