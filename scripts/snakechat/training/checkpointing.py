@@ -57,8 +57,6 @@ WRITTEN_ELEMENTS = 1 << 24
 POLL_SECONDS = 0.2
 # Signals to the main thread. It may wait for another process, or for a reply of a server.
 EXIT_SIGNALS = 50
-# Printed by a process that ends because another one ran out of memory.
-OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
 
 
 class Attributes:
@@ -219,8 +217,8 @@ class Checkpointer:
                     STATE_LOCK.lock.release()
             saved = [int(each.name) for each in folders if has_all_parts(each)]
             if noted_number(self.job.states) > self.rung_number:
-                # Another process, which may have no part.
-                self.line = OUT_OF_MEMORY_LINE
+                # The other one may have no part.
+                self.line = "another process has run out of memory: all start again"
             elif saved:
                 after = f"after step {saved[0]}" if saved[0] else "before the first step ended"
                 name = signal.Signals(number).name

@@ -117,22 +117,20 @@ class Engine(Generic[M]):
         for weight in self.module.parameters():
             weight.data = weight.data.to(dtype)
         group_sizes = [sum(weight.numel() for weight in group["params"]) for group in groups]
-        device = groups[0]["params"][0].device
-        self.gradients = torch.zeros(sum(group_sizes), device=device)
+        self.gradients = torch.zeros(sum(group_sizes), device=groups[0]["params"][0].device)
         self.master_weights, self.weights = [], []
         # The part of the master weights of each weight, by the weight's id.
         self.masters: dict[int, torch.Tensor] = {}
         for group, gradients in zip(groups, self.gradients.split(group_sizes), strict=True):
             weights = group["params"]
-            flat = torch.cat([weight.detach().flatten() for weight in weights])
-            master = torch.nn.Parameter(flat.float())
-            master.grad = gradients
+            exact = torch.cat([weight.detach().flatten() for weight in weights]).float()
             # In fp32, weights and masters share memory.
-            flat = master.detach().to(dtype)
+            master, flat = torch.nn.Parameter(exact), exact.to(dtype)
+            master.grad = gradients
             sizes = [weight.numel() for weight in weights]
-            parts = (flat.split(sizes), gradients.split(sizes), master.detach().split(sizes))
-            for weight, values, gradient, exact in zip(weights, *parts, strict=True):
-                self.masters[id(weight)] = exact.view_as(weight)
+            parts = (flat.split(sizes), gradients.split(sizes), exact.split(sizes))
+            for weight, values, gradient, own in zip(weights, *parts, strict=True):
+                self.masters[id(weight)] = own.view_as(weight)
                 weight.data = values.view_as(weight)
                 weight.register_post_accumulate_grad_hook(partial(_accumulate, gradient))
             self.master_weights.append(master)

@@ -127,9 +127,8 @@ class Evaluations(Attributes):
             return
         if self.keeps_best:
             self._copy_model(f"best-{step}")
-            states = self.job.states
-            saved = {values["evaluations.best_step"] for values in saved_values(states)}
-            for copy in states.glob("best-*") if rank() == 0 else ():
+            saved = {values["evaluations.best_step"] for values in saved_values(self.job.states)}
+            for copy in self.job.states.glob("best-*") if rank() == 0 else ():
                 # Neither this run nor a checkpoint refers to others.
                 if copy.name not in {f"best-{each}" for each in {step, self.best_step, *saved}}:
                     shutil.rmtree(copy)
@@ -215,14 +214,13 @@ class MetricsLogger(contextlib.ExitStack):
         super().__init__()
         if rank() > 0:
             return
-        # Line by line, for those who watch the run.
-        times, mode = job.log_folder / "times.jsonl", "a" if last_step else "w"
-        self.times = self.enter_context(times.open(mode, buffering=1))
-        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+", buffering=1))
-        self.responses = job.result / "responses.jsonl"
-        tensorboard = job.log_folder / "tensorboard"
+        tensorboard, times = job.log_folder / "tensorboard", job.log_folder / "times.jsonl"
         shutil.rmtree(tensorboard, ignore_errors=True)
         self.tensorboard = self.enter_context(SummaryWriter(tensorboard))
+        self.responses = job.result / "responses.jsonl"
+        # Written line by line, for those who watch the run.
+        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+", buffering=1))
+        self.times = self.enter_context(times.open("a" if last_step else "w", buffering=1))
         self.file.seek(0)
         for metrics in map(json.loads, self.file):
             self._add_scalars(metrics.pop("step"), metrics)

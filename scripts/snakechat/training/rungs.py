@@ -160,9 +160,8 @@ def without_hopeless(
     """
     if placement.offload != "none":
         return rungs
-    processes = placement.nodes * placement.gpus_per_node
-    limit = gpu_memory / max(trained, 1)
-    return [r for r in rungs if training_bytes(r.zero_stage, processes) <= limit] or rungs[-1:]
+    limit, number = gpu_memory / max(trained, 1), placement.num_processes
+    return [r for r in rungs if training_bytes(r.zero_stage, number) <= limit] or rungs[-1:]
 
 
 def training_bytes(stage: int, processes: int, dtype: str = "fp32") -> float:

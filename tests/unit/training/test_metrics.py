@@ -32,7 +32,8 @@ def job(tmp_path):
     settings = SimpleNamespace(**settings, keep_steps=0)
     spec = {"rule": "train_sft", "name": "mine"}
     folders = {name: tmp_path / name for name in ("states", "result", "log_folder")}
-    folders["states"].mkdir()
+    for folder in (folders["states"], folders["result"]):
+        folder.mkdir()
     return SimpleNamespace(settings=settings, spec=spec, facts={}, **folders)
 
 
@@ -135,7 +136,7 @@ def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     assert best.best_step == 20
     assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
     best.save_result()
-    assert not job.result.exists()
+    assert not any(job.result.iterdir())
 
 
 def keep(job, steps):
@@ -168,7 +169,6 @@ def scalars(job, name):
 
 
 def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
-    job.result.mkdir()
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
             logger.log(step, {"loss": step / 8})
@@ -189,7 +189,6 @@ def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
 
 
 def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
-    job.result.mkdir()
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
             logger.log_step(step, {"generate": 3.0, "train": 2.0}, 100 * step)
