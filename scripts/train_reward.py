@@ -6,8 +6,6 @@ With loss: per_token, it is the mean of this loss over the positions from the fi
 responses differ to the end of the longer one, as in DeepSpeed-Chat.
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 
@@ -36,7 +34,11 @@ def main(training: Training[RewardSettings]) -> None:
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         losses, scores = pair_gradients(
-            engine, pairs, rows, training.device, partial(losses_and_scores, engine, loss)
+            engine,
+            pairs,
+            rows,
+            training.device,
+            lambda micro_batch: losses_and_scores(engine, loss, micro_batch),
         )
         engine.step()
         return pair_metrics(losses, scores)

@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -115,7 +114,7 @@ class Checkpointer:
             self.thread.join(EXIT_SIGNALS * POLL_SECONDS)
         record = self.job.record
         if self.seconds:
-            record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
+            record["seconds_per_step"] = round(float(np.median(self.seconds)), 6)
         if peak := torch.cuda.max_memory_allocated():
             record |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
             record["peak_gpu_memory_mb"] = round(peak / 2**20)

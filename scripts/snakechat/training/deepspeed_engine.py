@@ -5,13 +5,11 @@ It uses private attributes of DeepSpeed, whose version requirements.in pins.
 
 import collections
 import contextlib
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.loading import take_stored_weight
@@ -29,10 +27,10 @@ import deepspeed  # isort: skip
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 # Elements that DeepSpeed sends together, that stage 3 keeps if they are used again before this many
-# others, and that it gathers ahead: its defaults (zero/config.py, 0.19), and the largest fractions
-# of a model's weights, so that stage 3 never holds most of a small model.
+# others, and that it gathers ahead: its defaults (zero/config.py, 0.19), and the fewest parts of a
+# model's weights, so that stage 3 never holds most of a small model.
 BUCKET, REUSED, PREFETCHED = 500_000_000, 1_000_000_000, 50_000_000
-MAX_GATHERED, MAX_PREFETCHED = 1 / 16, 1 / 32
+GATHERED_PARTS, PREFETCHED_PARTS = 16, 32
 
 # Attributes of DeepSpeed's dynamic loss scaler that change during training.
 LOSS_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -52,9 +50,9 @@ def zero_config(module: torch.nn.Module, dtype: str, stage: int, offload: str) -
     bucket, reused, prefetched = BUCKET, REUSED, PREFETCHED
     if stage == 3:
         num_weights = sum(whole_shape(weight).numel() for weight in module.parameters())
-        gathered = math.ceil(num_weights * MAX_GATHERED)
+        gathered = -(-num_weights // GATHERED_PARTS)
         bucket, reused = min(bucket, gathered), min(reused, gathered)
-        prefetched = min(prefetched, math.ceil(num_weights * MAX_PREFETCHED))
+        prefetched = min(prefetched, -(-num_weights // PREFETCHED_PARTS))
     offloaded = {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}
     return {
         # Nominal batch sizes: the argument `last` of backward() ends a step.
@@ -101,7 +99,7 @@ def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> Non
 
 
 @contextlib.contextmanager
-def sampling_partitioned(engine: Any, model: PreTrainedModel) -> Iterator[None]:
+def sampling_partitioned(engine: Any, model: torch.nn.Module) -> Iterator[None]:
     """Context in which a process may call the model of a ZeRO 3 engine any number of times.
 
     The processes gather the whole model. Of a large one, they gather each layer when it is called,

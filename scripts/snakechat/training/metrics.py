@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,7 +143,7 @@ class Evaluations(Attributes):
         if rank() == 0:
             # A run that resumed from an earlier step makes the same copy again.
             shutil.rmtree(target, ignore_errors=True)
-            os.replace(temporary, target)
+            temporary.replace(target)
 
 
 def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) -> None:

@@ -13,7 +13,6 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,9 +26,12 @@ FILE = "rung.json"
 MICRO_BATCH_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
 # ZeRO stages with and without activation_checkpointing, the fastest first. Checkpointing computes
 # each forward pass a second time; stage 3 gathers all weights in each pass, and to sample.
-CHOICES = sorted(
-    product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
-)
+CHOICES = [
+    (stage, recomputes)
+    for stages in ((0, 1, 2), (3,))
+    for recomputes in (False, True)
+    for stage in stages
+]
 # Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.
 MAX_WHOLE_WEIGHTS = 1 / 3
 

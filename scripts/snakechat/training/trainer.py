@@ -6,7 +6,6 @@ the next rung (snakechat/training/rungs.py) and ends: the launcher starts all pr
 """
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -243,8 +242,13 @@ class Training(Generic[S]):
             metrics = {**metrics, "learning_rate": learning_rate, **engine.metrics}
             return Step(metrics, shown, int(num_tokens[rows].sum()))
 
-        save = functools.partial(self.save, engine)
-        evaluations = Evaluations(self.job, len(self.batches), evaluate, save, evaluates_first)
+        evaluations = Evaluations(
+            self.job,
+            len(self.batches),
+            evaluate,
+            lambda folder: self.save(engine, folder),
+            evaluates_first,
+        )
         self.take_steps(
             self.batches, step, lambda: update(1, self.largest), evaluations, {"model": engine}
         )
