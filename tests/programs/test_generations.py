@@ -31,11 +31,10 @@ DATASETS = {"pairs": {"generations": "mine", "select": "best_and_worst"}}
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """Generations of a small random model to 40 prompts, in batches of 16."""
-    rows = toy_rows(40)
     folder = tmp_path_factory.mktemp("generations")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate_responses, "BATCH_SIZE", 16)
-        with stages_of_small_model(folder, tokenizer, rows, RECIPES, DATASETS) as stages:
+        with stages_of_small_model(folder, tokenizer, toy_rows(40), RECIPES, DATASETS) as stages:
             yield stages
 
 

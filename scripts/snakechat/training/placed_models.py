@@ -78,9 +78,8 @@ def leave_process_group() -> None:
 
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     """Return the device of this process, which joins the process group if the job has one."""
-    if world_size() == 1 and not placement.evaluates_partitioned(dtype):
-        return choose_device(placement)
-    return init_process_group(placement)
+    has_group = world_size() > 1 or placement.evaluates_partitioned(dtype)
+    return init_process_group(placement) if has_group else choose_device(placement)
 
 
 def load_model(

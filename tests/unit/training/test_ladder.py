@@ -88,8 +88,7 @@ def test_a_ladder_goes_down_and_remembers(tmp_path):
 def test_a_build_takes_the_rungs_of_the_one_that_it_reproduces(tmp_path, monkeypatch):
     folder = tmp_path / "sft/mine"
     folder.mkdir(parents=True)
-    used = Rung(2, False, 4096).of(NODE)
-    record = {"spec": "", "placement": vars(used)}
+    record = {"spec": "", "placement": vars(Rung(2, False, 4096).of(NODE))}
     (folder / "run.json").write_text(sealed_json(record))
     rungs = possible_rungs(NODE, "bf16")
     target = Path("output/sft/mine")

@@ -76,16 +76,13 @@ def test_a_model_is_evaluated_at_intervals_and_after_the_last_step(interval, due
     assert [step for step in range(26) if best.is_due(step)] == due
 
 
-LOSSES = [5.0, 3.0, math.nan, 2.0, 2.0, 2.5]
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
     best = evaluations_of(job, best_metric="loss" if sign < 0 else None)
     # Of a checkpoint before the first evaluation.
     best.load_state_dict(best.state_dict())
     since, stops = [], []
-    for step, loss in enumerate(LOSSES, start=1):
+    for step, loss in enumerate([5.0, 3.0, math.nan, 2.0, 2.0, 2.5], start=1):
         evaluate(best, step, sign * loss)
         since.append(best.since_best)
         stops.append(best.should_stop)
