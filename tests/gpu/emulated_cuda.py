@@ -377,7 +377,6 @@ OF_CUDA = {
     "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
     "get_device_properties": lambda *_: PROPERTIES,
     "default_generators": (torch.Generator(),),
-    "get_rng_state": torch.get_rng_state,
     "get_sync_debug_mode": lambda: counts.mode,
     "set_sync_debug_mode": lambda mode: setattr(counts, "mode", mode),
     # DeepSpeed calls these.
@@ -387,6 +386,7 @@ OF_CUDA = {
 }
 REPLACED = (
     *((torch.cuda, name, value) for name, value in OF_CUDA.items()),
+    (torch.cuda.random, "current_device", OF_CUDA["current_device"]),
     *((nvtx, name, lambda *_: 0) for name in ("range_push", "range_pop")),
     (torch.Tensor, "pin_memory", pin_memory),
     (torch.nn.Module, "to", move_once),
