@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.stateful import Stateful
 
 from snakechat.algorithms.experience import (
     Experience,
