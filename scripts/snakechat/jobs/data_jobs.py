@@ -116,12 +116,11 @@ def init_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     tokenizer = dict(model["tokenizer"])
     dataset = tokenizer.pop("train_on")
-    tokenizer |= present(config.values["datasets"][dataset], "exclude")
     return Description(
         settings={
             "seed": config.values["seed"],
             "init": model["init"],
-            "tokenizer": tokenizer,
+            "tokenizer": tokenizer | present(config.values["datasets"][dataset], "exclude"),
             **present(model, "template_arguments"),
         },
         inputs={"records": config.records_job(dataset)},

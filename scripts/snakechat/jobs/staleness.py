@@ -251,9 +251,7 @@ class PlannedJob:
 
         result: Its RULE/KEY in the lineage.
         """
-        recorded = lineage.get(result)
-        if recorded is None:
-            return False
+        recorded = lineage[result]
         if self.result is not None:
             return content_digest(self.result.manifest) == recorded["content"]
         return recorded["spec"] == digest(without_names(self.spec)) and all(

@@ -261,8 +261,7 @@ def _error(text: str, message: str | None, log: str) -> str:
     does one that a cluster did not accept.
     """
     # Progress bars return to the start of their line, which is read as a line feed.
-    lines = [shown for line in text.split("\n") if (shown := line.strip())]
-    last = printable_line(lines[-1]) if lines else ""
+    last = printable_line(text.rstrip().rpartition("\n")[2].strip())
     if last.startswith(OF_PROGRAM) or "Traceback (most recent call last):" in text:
         return last
     if OF_SHELL.match(last):
