@@ -46,30 +46,25 @@ class PreallocatedLayer(DynamicLayer):
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self.max_length, self.length = max_length, 0
-        self.buffers: list[torch.Tensor] = []
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values, and return all of them."""
-        states = key_states, value_states
-        if not self.buffers:
-            self.buffers = [
-                new.new_empty(*new.shape[:2], self.max_length, new.shape[3]) for new in states
-            ]
+        if self.keys is None:
+            self.keys, self.values = (
+                new.new_empty(*new.shape[:2], self.max_length, new.shape[3])
+                for new in (key_states, value_states)
+            )
+        keys, values = self.keys, cast(torch.Tensor, self.values)
         start, self.length = self.length, self.length + key_states.shape[2]
-        for buffer, new in zip(self.buffers, states, strict=True):
-            buffer[:, :, start : self.length] = new
-        keys, values = self.buffers
+        keys[:, :, start : self.length] = key_states
+        values[:, :, start : self.length] = value_states
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
         """Return the number of cached tokens."""
         return self.length
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Select rows of the batch, each any number of times."""
-        self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
 
 def next_logits(

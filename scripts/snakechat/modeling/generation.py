@@ -278,7 +278,7 @@ class FixedDecoder(Decoder):
                 for name in KEYS_VALUES:
                     yield (
                         f"{name} {number}",
-                        torch.nn.functional.pad(layer.buffers.pop(0)[sources], padding),
+                        torch.nn.functional.pad(vars(layer).pop(name)[sources], padding),
                     )
 
         self._fill(torch.arange(len(sources), device=sources.device), tensors())

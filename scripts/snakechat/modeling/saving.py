@@ -125,10 +125,9 @@ def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
         for name, weight in model.state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
-    left_out = set(model._keys_to_ignore_on_save or ())
-    for name, source in model.all_tied_weights_keys.items():
-        if weights.get(name) is weights.get(source):
-            left_out.add(name)
+    tied = model.all_tied_weights_keys.items()
+    left_out = {name for name, source in tied if weights.get(name) is weights.get(source)}
+    left_out.update(model._keys_to_ignore_on_save or ())
     return {
         name: SavedWeight(weight, layers.get(name))
         for name, weight in weights.items()

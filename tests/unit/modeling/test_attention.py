@@ -18,13 +18,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.loading import add_lora, load_causal
-from snakechat.modeling.models import (
-    Acceleration,
-    acceleration,
-    checkpoint_activations,
-    choose_device,
-    compile_layers,
-)
+from snakechat.modeling.models import Acceleration, checkpoint_activations, choose_device
 from snakechat.training.placed_models import make_engine
 from snakechat.workflow.processes import Placement
 from support.engines import SETTINGS
@@ -159,7 +153,7 @@ def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy, c
     names = list(policy.state_dict())
     counter = CompileCounter()
     compile_by(counter)
-    compile_layers(policy.model)
+    models.compile_layers(policy.model)
     assert list(policy.state_dict()) == names
     assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)
     assert 1 <= counter.frame_count <= 4
@@ -177,7 +171,7 @@ def test_an_engine_trains_with_compiled_code(policy, tokenizer, tmp_path, monkey
     examples = EXAMPLES["shared"]
 
     def losses(compile_setting):
-        monkeypatch.setattr(models, "_acceleration", acceleration())
+        monkeypatch.setattr(models, "_acceleration", models.acceleration())
         placement = Placement(micro_batch_tokens=60, **compile_setting)
         choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))

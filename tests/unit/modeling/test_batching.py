@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.modeling.batching import (
-    Examples,
-    distribute_rows,
-    epoch_batches,
-)
+from snakechat.modeling.batching import Examples, distribute_rows, epoch_batches
 from snakechat.modeling.models import Acceleration, accelerated
 from snakechat.workflow.errors import InputError
 

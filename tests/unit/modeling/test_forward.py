@@ -17,13 +17,7 @@ from snakechat.modeling.forward import (
     response_scores,
 )
 from snakechat.modeling.loading import add_lora, load_causal, load_scorer
-from snakechat.modeling.models import (
-    Acceleration,
-    accelerated,
-    acceleration,
-    choose_device,
-    make_causal,
-)
+from snakechat.modeling.models import Acceleration, accelerated, choose_device, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.processes import (
     ENVIRONMENT,
@@ -89,7 +83,7 @@ def packed_sum(module, kind, layout):
     """The sum of values times FACTORS over all micro-batches."""
     packing, micro_batch_tokens = LAYOUTS[layout]
     rows, total = np.arange(len(PAIRS)), 0.0
-    choices = replace(acceleration(), micro_batch_tokens=micro_batch_tokens)
+    choices = replace(models.acceleration(), micro_batch_tokens=micro_batch_tokens)
     with accelerated(choices):
         micro_batches = list(
             examples_of(kind).micro_batches(rows, packing, CPU, kind == "logprobs with prompts")

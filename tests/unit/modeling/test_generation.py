@@ -132,10 +132,7 @@ def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, mo
         return logits.index_fill(2, torch.tensor([7]), value) if next(steps) > 2 else logits
 
     hook = model.get_output_embeddings().register_forward_hook(corrupt)
-    with (
-        accelerated(Acceleration(**choices)),
-        pytest.raises(InputError, match="not finite"),
-    ):
+    with accelerated(Acceleration(**choices)), pytest.raises(InputError, match="not finite"):
         sample(model, temperature=temperature, max_response_length=20)
     hook.remove()
 
