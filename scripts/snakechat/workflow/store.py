@@ -201,8 +201,7 @@ def is_undamaged(folder: Path) -> bool:
 
     A file with the identity of an earlier check is not read again: many jobs read the same models.
     """
-    damage = result_damage(folder, DigestCache(MEMORY / "results.json").digests)
-    if damage:
+    if damage := result_damage(folder, DigestCache(MEMORY / "results.json").digests):
         warn(f"{folder} is damaged and is made again: {damage}")
     return not damage
 
