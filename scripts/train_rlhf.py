@@ -20,15 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snakechat.algorithms.experience import (
-    Experience,
-    RlhfState,
-    TokenEvaluation,
-    make_experience,
-)
+from snakechat.algorithms.experience import Experience, RlhfState, TokenEvaluation, make_experience
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.policy_updates import (
-    Metrics,
     evaluation_metrics,
     informative_rows,
     kl_name,
@@ -58,7 +52,7 @@ from snakechat.modeling.loading import disable_adapters
 from snakechat.training.engine import Ema, Engine, FrozenModel
 from snakechat.training.metrics import Evaluations
 from snakechat.training.placed_models import load_frozen, make_sampler
-from snakechat.training.trainer import Step, Training, trainer
+from snakechat.training.trainer import Metrics, Step, Training, trainer
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
 
@@ -182,9 +176,8 @@ class RlhfTrainer(Training[RlhfSettings]):
             folder = self.job.inputs["teacher"]
             if not is_same_tokenizer(load_tokenizer(folder), self.tokenizer):
                 raise InputError(
-                    f"teacher: {folder} has another tokenizer than the actor,"
-                    f" {self.base}: expected the same one: use a teacher with the"
-                    " tokenizer of the actor"
+                    f"teacher: {folder} has another tokenizer than the actor, {self.base}: expected"
+                    " the same one: use a teacher with the tokenizer of the actor"
                 )
         elif settings.lora_rank and settings.train_base == "none":
             return None
@@ -257,7 +250,7 @@ class RlhfTrainer(Training[RlhfSettings]):
         number: Of the update in its step.
         """
         settings, engines = self.settings, dict[str, Engine[Any]]()
-        metrics: Metrics = {}
+        metrics: dict[str, float | None] = {}
         if step > settings.critic_warmup_steps:
             engines["policy"] = self.actor
             text = sample_text(self.ptx, settings, step, number) if self.ptx else None
@@ -371,13 +364,8 @@ def train(rlhf: RlhfTrainer) -> None:
         rlhf.save_actor,
         best_metric="objective/rlhf_reward",
     )
-    named: dict[str, Any] = {
-        "actor": rlhf.actor,
-        "state": rlhf.state,
-        "critic": rlhf.critic,
-        "ema": rlhf.ema,
-    }
-    components = {name: each for name, each in named.items() if each}
+    parts = {name: getattr(rlhf, name) for name in ("actor", "state", "critic", "ema")}
+    components = {name: part for name, part in parts.items() if part}
     rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, components)
     record_usage(rlhf.job, rlhf.judges.values())
 

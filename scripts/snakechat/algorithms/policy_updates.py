@@ -21,14 +21,8 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.batching import Examples
 from snakechat.training.engine import Engine
-from snakechat.training.trainer import text_gradients
+from snakechat.training.trainer import Metrics, text_gradients
 from snakechat.workflow.processes import all_reduce_sum
-
-# Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
-Metrics = dict[str, float | None]
-
-POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac_low", "clipfrac_high")
-
 
 # --- updates --------------------------------------------------------------------------------------
 
@@ -76,7 +70,7 @@ def policy_gradients(
         experience.advantages,
         experience.importance_weights,
     )
-    sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
+    sums = torch.zeros((), device=rollouts.device)
     packing = engine.module.supports_packing
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
         old, ref_logprobs, advantages, importance = (table.flatten()[tokens] for table in tables)
@@ -100,13 +94,15 @@ def policy_gradients(
         token_weights = weights[responses].repeat_interleave(lengths, output_size=len(tokens))
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
-        statistics = pg.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges)
-        # The same estimate with all settings: k3 has the least variance.
-        kl = pg.kl_penalty(logprobs.detach(), ref_logprobs, "k3")
-        means = [each / num_tokens for each in (kl.sum(), *statistics.values())]
-        sums += micro_batch.counted * torch.stack([loss.detach(), *means])
-    totals = all_reduce_sum(sums).tolist()
-    metrics = {f"policy/{name}": value for name, value in zip(POLICY_METRICS, totals, strict=True)}
+        statistics = {
+            # The same estimate with all settings: k3 has the least variance.
+            "kl": pg.kl_penalty(logprobs.detach(), ref_logprobs, "k3").sum(),
+            **pg.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges),
+        }
+        means = [each / num_tokens for each in statistics.values()]
+        sums = sums + micro_batch.counted * torch.stack([loss.detach(), *means])
+    names = [f"policy/{name}" for name in ("loss", *statistics)]
+    metrics = dict(zip(names, all_reduce_sum(sums).tolist(), strict=True))
     if experience.in_update:
         for table in actor_tables:
             table.copy_(all_reduce_sum(table))
@@ -173,7 +169,9 @@ def step_metrics(
     """Return the metrics of a step, given its scores before normalization."""
     mask, evaluation = rollouts.response_mask, experience.evaluation
     rewards = experience.rewards.sum(dim=1)
-    metrics: Metrics = {**response_metrics(algorithm, rollouts, evaluation, scores, rewards)}
+    metrics: dict[str, float | None] = {
+        **response_metrics(algorithm, rollouts, evaluation, scores, rewards)
+    }
     if algorithm != "distill":
         # Its reward is the KL itself.
         metrics["objective/kl_coef"] = experience.kl_coef

@@ -29,8 +29,7 @@ from snakechat.workflow.processes import all_reduce_sum
 TOKEN_ROUNDING = {"fp32": 1e-5, "bf16": 0.06, "fp16": 0.01}
 # Relative rounding error of the score of a reward model in fp32.
 SCORE_ROUNDING = 1e-6
-# Ends of the names of files with log-probabilities: of the rows, and of their prompts with
-# responses to other prompts.
+# Ends of names of files: log-probabilities of rows, and of their prompts with other responses.
 ROWS, MISMATCHED = ".npy", ".mismatched.npy"
 
 

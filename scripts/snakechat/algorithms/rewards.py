@@ -144,16 +144,8 @@ def load_rewards(
         if encoder:
             turns = PromptTexts(tokens, split).turns(range(len(examples)))
             examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
-        module = load_frozen(
-            Scorer,
-            job.inputs[name],
-            dtype,
-            tokenizer,
-            job.placement,
-            examples,
-            offload=offload,
-            longest=0 if encoder else longest,
-        )
+        arguments = job.inputs[name], dtype, tokenizer, job.placement, examples
+        module = load_frozen(Scorer, *arguments, offload=offload, longest=0 if encoder else longest)
         yield RewardModel(name, module, weights[name], encoder, tokenizer)
 
 
@@ -275,7 +267,7 @@ class RewardSum(NamedTuple):
                 function(prompts, responses, columns) for _, function in self.functions.values()
             ]
             scores = torch.from_numpy(np.array(found)).float()
-        return all_reduce_sum(scores).to(rollouts.device) if self.functions else scores
+        return (all_reduce_sum(scores) if self.functions else scores).to(rollouts.device)
 
     def _model_scores(
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray

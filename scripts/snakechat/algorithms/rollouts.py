@@ -65,9 +65,8 @@ def sample_on_all_ranks(
 
 def share_random_numbers() -> None:
     """Give all ranks the generator of the first one, which may have called functions."""
-    if world_size() > 1:
-        state = torch.get_rng_state()
-        torch.set_rng_state(all_reduce_sum(state if rank() == 0 else torch.zeros_like(state)))
+    state = torch.get_rng_state()
+    torch.set_rng_state(all_reduce_sum(state if rank() == 0 else torch.zeros_like(state)))
 
 
 class Rollouts:
@@ -173,10 +172,7 @@ class Rollouts:
 
     @torch.no_grad()
     def evaluate(
-        self,
-        module: Policy | Scorer,
-        number: int,
-        function: Callable[[TokenBatch], Sequence[torch.Tensor]],
+        self, module: Policy | Scorer, number: int, function: Callable[[TokenBatch], Any]
     ) -> torch.Tensor:
         """Return tables [k, B, R] of the number k of values [N] that a function returns."""
         tables = torch.zeros(number, *self.response_mask.shape, device=self.device)
