@@ -37,9 +37,11 @@ def main(job: Job[Any]) -> None:
     for key, text in (item for pair in pairs for item in pair.items()):
         if encoder.has_special_token(text):
             raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
-    texts = [[render_response(pair[key]) for pair in pairs] for key in ("chosen", "rejected")]
-    rows = encoder.conversations([[("user", pair["prompt"])] for pair in pairs], *texts)
-    prompts, responses = zip(*accepted(rows), strict=True)
+    rows = (
+        ([("user", pair["prompt"])], [render_response(pair[key]) for key in ("chosen", "rejected")])
+        for pair in pairs
+    )
+    prompts, responses = zip(*accepted(encoder.conversations(rows)), strict=True)
     examples = Examples(prompts, *zip(*responses, strict=True))
     scores = {}
     for name in ("model", "base"):

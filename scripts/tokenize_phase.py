@@ -15,15 +15,9 @@ from snakechat.data.dialogues import SPLITS
 from snakechat.data.encoder import Encoder
 from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
-from snakechat.data.row_encoding import (
-    SYSTEM,
-    converted_batches,
-    encode_batch,
-    kept_names,
-    phase_rows,
-)
+from snakechat.data.row_encoding import SYSTEM, converted_batches, encode_batch, kept_names
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import ProgressLines, warn
+from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job, run, write_json
 from snakechat.workflow.processes import limited_memory
 
@@ -43,7 +37,7 @@ def main(job: Job[Any]) -> None:
 
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the ragged arrays of a split, and print counts. Returns its statistics."""
-    fields, rows = job.settings.fields, phase_rows(job, split)
+    fields = job.settings.fields
     kept, dropped, truncated = Counter[int](), Counter[str](), Counter[str]()
     whole_lengths: list[np.ndarray] = []
     with ExitStack() as stack:
@@ -56,8 +50,6 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         if fields == [PROMPT]:
             texts = open_prompt_texts(job.result, split, kept_names(job, split))
             write_texts = stack.enter_context(texts)
-        total, done = sum(map(len, rows.values())), 0
-        progress = ProgressLines(split, "rows", total)
         encode = partial(encode_batch, encoder, job.settings)
         for dataset, batch, new in converted_batches(job, split, encode, dropped):
             valid = [row for row in new if not isinstance(row, str)]
@@ -69,8 +61,6 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
                 write(ids)
             if fields == [PROMPT]:
                 write_texts(batch, [not isinstance(row, str) for row in new])
-            done += len(batch[PROMPT])
-            progress.update(done)
     # Numbers of rows by what was cut, and by why they are dropped.
     cuts, reasons = (dict(sorted(counts.items())) for counts in (truncated, dropped))
     print(f"{split}: {kept.total():,} rows, truncated: {cuts}, dropped: {reasons}")
@@ -93,7 +83,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         "template": encoder.template,
         "weights": job.settings.weights,
         # Of each dataset; the arrays hold them in this order.
-        "kept_of": [kept[dataset] for dataset in rows],
+        "kept_of": [kept[dataset] for dataset in range(1, len(job.settings.weights) + 1)],
         "truncated": cuts,
         "dropped": reasons,
         "tokens": {

@@ -56,8 +56,8 @@ def prepare(vocabulary, folder, rounds):
     tokenizer = make_tokenizer(vocabulary, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     encoder = Encoder(tokenizer, "dialogue")
-    prompts, chosen, rejected = zip(*rows, strict=True)
-    encoded = accepted(encoder.conversations([*map(parse_prompt, prompts)], chosen, rejected))
+    pairs = [(parse_prompt(prompt), responses) for prompt, *responses in rows]
+    encoded = accepted(encoder.conversations(pairs))
     fitting = [
         {"prompt": prompt, "chosen": responses[0], "rejected": responses[1]}
         for prompt, responses in encoded

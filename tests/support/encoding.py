@@ -11,7 +11,7 @@ def make_record(prompt, chosen=None, rejected=None):
 
 def encode_pair(encoder, prompt, response):
     """The ids of a prompt and of its response."""
-    [(ids, [response_ids])] = accepted(encoder.conversations([prompt], [response]))
+    [(ids, [response_ids])] = accepted(encoder.conversations([(prompt, [response])]))
     return ids, response_ids
 
 

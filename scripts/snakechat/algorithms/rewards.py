@@ -80,8 +80,8 @@ def conversation_encoder(
         if is_rendered:
             pairs = zip(prompts, texts, strict=True)
             return [encoder.rendered([*turns, ("assistant", text)]) for turns, text in pairs]
-        responses = list(map(render_response, texts))
-        rows = accepted(encoder.conversations(prompts, responses, sampled=True))
+        pairs = zip(prompts, ([render_response(text)] for text in texts), strict=True)
+        rows = accepted(encoder.conversations(pairs, sampled=True))
         return [[*prompt, *response] for prompt, [response] in rows]
 
     return encode

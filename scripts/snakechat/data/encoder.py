@@ -51,7 +51,8 @@ MARKED = re.compile(f"{OPEN}([{OPEN}{CLOSE}]|[^{OPEN}{CLOSE}]+){CLOSE}")
 ROWS = 128
 
 Ids = list[int]
-# The texts of a prompt and of its responses.
+# The turns of a prompt and its responses, as in records; and the texts of both.
+Conversation = tuple[Sequence[Turn], Sequence[str | None]]
 Written = tuple[str, list[str | None]]
 T = TypeVar("T")
 
@@ -110,14 +111,12 @@ class ChatTemplate:
         self.end = str(tokenizer.decode([end_id]))
         prompt = rendered_or_empty(tokenizer, [QUESTION], prompt=True)
         dialogue = rendered_or_empty(tokenizer, [QUESTION, ANSWER])
-        if not (prompt and dialogue):
-            prompt = dialogue = ""
         self.context = prompt.rpartition(USER)[2]
         # Other text in front, such as empty thoughts, is left to the model.
         space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
         self.space = space if space.isspace() else ""
         # Rows report a template that rejects these turns, or starts a response with thoughts.
-        if generates and prompt:
+        if generates and prompt and dialogue:
             start = START_OF_THOUGHTS.sub("", prompt)
             text = self.response(start, [QUESTION], ASSISTANT)
             if self.special.pattern.search(text) and render_turns(tokenizer, [QUESTION]) == prompt:
@@ -145,9 +144,7 @@ class ChatTemplate:
                 a part of the response.
         """
         # A sampled response has the text in front of the token that ends it.
-        turn = response_turn(
-            response if is_message(response) else response.removesuffix(self.after)
-        )
+        turn = response_turn(response.removesuffix(self.after))
         for further in ([QUESTION], []):
             try:
                 whole = render_turns(self.tokenizer, [*turns, turn, *further])
@@ -169,8 +166,10 @@ class ChatTemplate:
                 f" response that starts with it: remove {THINK} from the response"
             )
         message = message_of(response)
-        parts = [(key, message.get(key) or "") for key in (THOUGHTS, "content")]
-        parts += [("calls", call["function"]["name"]) for call in message.get("tool_calls", ())]
+        parts = [
+            *((key, message.get(key) or "") for key in (THOUGHTS, "content")),
+            *(("calls", call["function"]["name"]) for call in message.get("tool_calls", ())),
+        ]
         written, place = "".join(f"{THINK if starts else ''}{text}".split()), 0
         for key, part in parts:
             squeezed = "".join(part.split())
@@ -231,8 +230,6 @@ class Encoder:
         self.tokenizer, self.template = tokenizer, resolved_template(tokenizer, template)
         self.is_chat = self.template == "chat"
         self.backend = text_backend(tokenizer)
-        # In text, "</s>" is text and must not end a response; in a chat template it is a token.
-        self.backend.encode_special_tokens = not self.is_chat
         self.special = SpecialTokens(tokenizer)
         self.end_id: int = end_of_turn(tokenizer)[1] if self.is_chat else tokenizer.eos_token_id
         # What writes the turns as texts.
@@ -241,30 +238,28 @@ class Encoder:
         # Whether texts may have marks: only `marked` writes them.
         self.has_marks = False
         # Tokens, such as eos, that the tokenizer appends to each text.
-        [[*_, last]] = self._ids([":"])
-        [extended] = self._ids([":"], add_special_tokens=True)
-        self.num_appended = extended[::-1].index(last)
+        self.num_appended = self.backend.encode(":").special_tokens_mask[::-1].index(0)
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[Ids]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
         return self._prompt_ids(list(map(self.writer.prompt, prompts)))
 
     def conversations(
-        self, prompts: Sequence[list[Turn]], *responses: Sequence[str | None], sampled: bool = False
+        self, rows: Iterable[Conversation], sampled: bool = False
     ) -> Iterator[tuple[Ids, list[Ids]] | TurnsRejected]:
         """Yield the ids of each prompt and of its responses, with the tokens that end them.
 
         In place of them, yield why the template rejects the turns, or does not write a response.
 
         Args:
-            responses: As in records. One that is None has no ids.
+            rows: The turns of each prompt and its responses, as in records. A response that is None
+                has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
         """
-        write = self.writer.sampled if sampled else self.writer.response
-        rows = zip(prompts, *responses, strict=True)
-        while part := list(islice(rows, ROWS)):
+        write, remaining = self.writer.sampled if sampled else self.writer.response, iter(rows)
+        while part := list(islice(remaining, ROWS)):
             written: list[Written | TurnsRejected] = []
-            for turns, *texts in part:
+            for turns, texts in part:
                 try:
                     prompt = self.writer.prompt(turns)
                     new = [None if text is None else write(prompt, turns, text) for text in texts]
@@ -282,19 +277,17 @@ class Encoder:
         trained, is encoded from the end of that row's response on: else, time would grow with the
         square of the number of turns.
         """
-        end = self.writer.end
         pairs = [(prompt, text) for prompt, texts in written for text in texts if text is not None]
-        ids = iter(self._response_ids(pairs))
-        pieces, continued, whole = [], [], ""
+        ids, cuts, whole = self._response_ids(pairs), [], ""
         for prompt, texts in written:
-            continued.append(self.is_chat and whole != "" and prompt.startswith(whole))
-            pieces.append(prompt[len(whole) - len(end) :] if continued[-1] else prompt)
-            whole = f"{prompt}{texts[0]}{end}" if texts and texts[0] is not None else ""
+            is_continued = self.is_chat and whole and prompt.startswith(whole)
+            cuts.append(len(whole) - len(self.writer.end) if is_continued else 0)
+            whole = f"{prompt}{texts[0]}{self.writer.end}" if texts and texts[0] is not None else ""
+        pieces = self._prompt_ids([row[0][cut:] for row, cut in zip(written, cuts, strict=True)])
         before: Ids = []
-        rows = zip(written, self._prompt_ids(pieces), continued, strict=True)
-        for (_, texts), piece, is_continued in rows:
+        for (_, texts), piece, cut in zip(written, pieces, cuts, strict=True):
             # The response before has the token that ends it.
-            start = [*before, *piece[1:]] if is_continued else piece
+            start = [*before, *piece[1:]] if cut else piece
             responses = [[] if text is None else next(ids) for text in texts]
             before = [*start, *responses[0]] if responses else []
             yield start, responses
@@ -305,11 +298,7 @@ class Encoder:
 
     def texts(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of plain texts, from the tokenizer's prefix to eos."""
-        in_dialogues = self.backend.encode_special_tokens
-        self.backend.encode_special_tokens = True
-        encoded = self._prefixed_ids(texts)
-        self.backend.encode_special_tokens = in_dialogues
-        return [[*ids, self.tokenizer.eos_token_id] for ids in encoded]
+        return [[*ids, self.tokenizer.eos_token_id] for ids in self._prefixed_ids(texts)]
 
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.
@@ -336,49 +325,50 @@ class Encoder:
         return self._ids(texts) if self.is_chat else self._prefixed_ids(texts)
 
     def _prefixed_ids(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of texts with the tokenizer's prefix, without tokens that it appends."""
-        encoded = self._ids(texts, add_special_tokens=True)
+        """Return the ids of plain texts with the prefix, without tokens that are appended."""
+        encoded = self._encode(texts, as_text=True, add_special_tokens=True)
         return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
-    def _response_ids(self, written: Sequence[tuple[str, str]]) -> list[Ids]:
-        """Return the ids of responses behind their prompts, with the token that ends them."""
+    def _response_ids(self, written: Sequence[tuple[str, str]]) -> Iterator[Ids]:
+        """Yield the ids of responses behind their prompts, with the token that ends them."""
         # In text, no token ends a response. In a chat, white space before it may belong to it.
         text_of_end, ids_of_end = self.writer.end, [] if self.is_chat else [self.end_id]
         contexts = [self._context(prompt) for prompt, _ in written]
         texts = [f"{c}{text}{text_of_end}" for c, (_, text) in zip(contexts, written, strict=True)]
-        responses = []
         for ids, name, (_, text) in zip(self._ids(texts), contexts, written, strict=True):
             context = self.context_ids(name)
             start, ids = ids[: len(context)], ids[len(context) :] + ids_of_end
             if start != context or ids[-1:] != [self.end_id]:
                 ids = [*self._ids([text])[0], self.end_id]
-            responses.append(ids)
-        return responses
+            yield ids
 
     def _context(self, prompt: str) -> str:
         """Return the end of a prompt that a response is encoded with, from a special token on."""
-        text = self.writer.context
-        if self.is_chat and not prompt.endswith(text):
-            found = [*self.special.pattern.finditer(prompt)]
-            text = prompt[found[-1].start() :] if found else prompt
-        return text
+        if not self.is_chat or prompt.endswith(self.writer.context):
+            return self.writer.context
+        *_, start = [0, *(found.start() for found in self.special.pattern.finditer(prompt))]
+        return prompt[start:]
 
-    def _ids(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Ids]:
+    def _ids(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of texts as the template writes them, some with marks."""
         if not (self.has_marks and any(OPEN in text for text in texts)):
-            return self._encode(texts, add_special_tokens)
+            # In text, "</s>" is text and must not end a response; in a chat template it is a token.
+            return self._encode(texts, as_text=not self.is_chat)
         encoded = []
         for text in texts:
             ids: Ids = []
             # Every second piece was marked.
             for number, piece in enumerate(MARKED.split(text)):
                 if piece:
-                    self.backend.encode_special_tokens = number % 2 == 1
-                    ids += self._encode([piece], add_special_tokens)[0]
+                    ids += self._encode([piece], as_text=number % 2 == 1)[0]
             encoded.append(ids)
-        self.backend.encode_special_tokens = False
         return encoded
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Ids]:
-        encode = self.backend.encode_batch_fast
+    def _encode(
+        self, texts: Sequence[str], as_text: bool, add_special_tokens: bool = False
+    ) -> list[Ids]:
+        """Return the ids of texts. as_text: Special tokens in them are text."""
+        self.backend.encode_special_tokens = as_text
         with limited_steps(source_of(self.tokenizer)):
-            return [each.ids for each in encode(texts, add_special_tokens=add_special_tokens)]
+            encoded = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [each.ids for each in encoded]

@@ -8,7 +8,7 @@ stay. They are dropped only where they and the last user turn leave no room for 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,12 @@ from snakechat.data.dialogues import (
 )
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.records import COLUMNS, KEPT, PROMPT, Batch, dataset_name, read_record_batches
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, ProgressLines
 from snakechat.workflow.job import Job
 
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
 REJECTED = "rejected by the chat template"
-# Why a row cannot be encoded whose prompt is trained.
-UNTRAINED = (
-    "a response with weight 0, which train_on: all_tokens would train: set train_on: all_turns, or"
-    " response"
-)
 # What was cut of a row.
 SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
@@ -87,9 +82,7 @@ def _encode_dialogues(
     """Encode records to one row each or, with all_turns, to rows with all of its responses."""
     train_on = getattr(settings, "train_on", None)
     talks = [conversations_of(settings, *record) for record in records]
-    conversations = [each for talk in talks for each in talk]
-    columns = zip(*(texts for _, texts in conversations), strict=True)
-    encoded = encoder.conversations([turns for turns, _ in conversations], *columns)
+    encoded = encoder.conversations(chain.from_iterable(talks))
     for talk in talks:
         # All of them, before one is rejected.
         part = list(islice(encoded, len(talk)))
@@ -100,7 +93,10 @@ def _encode_dialogues(
             [(turns, texts)], [(prompt, ids)] = talk, accepted(part)
             untrained = (turn for turn in turns if is_response(turn) and not is_trained(turn))
             if train_on == "all_tokens" and any(untrained):
-                yield InputError(UNTRAINED)
+                yield InputError(
+                    "a response with weight 0, which train_on: all_tokens would train: set"
+                    " train_on: all_turns, or response"
+                )
             elif texts:
                 yield [_fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)]
             else:
@@ -112,7 +108,7 @@ def _encode_dialogues(
 
 def _fitting_row(
     encoder: Encoder,
-    turns: Sequence[Turn],
+    turns: list[Turn],
     texts: Sequence[str | None],
     prompt: Ids,
     responses: list[Ids],
@@ -127,13 +123,14 @@ def _fitting_row(
     Raises:
         TurnsRejected: The template rejects the prompt without its older turns.
     """
-    whole_lengths, kept = list(map(len, responses)), list(turns)
+    whole_lengths, kept = list(map(len, responses)), turns
     if len(prompt) + max(whole_lengths) > limit:
-        if (fitting := fitting_turns(encoder, turns, max(whole_lengths), limit)) is None:
+        fitting = fitting_turns(encoder, turns, max(whole_lengths), limit)
+        if fitting is None:
             return TOO_LONG
-        if fitting != kept:
-            kept = fitting
-            [(prompt, responses)] = accepted(encoder.conversations([kept], *([t] for t in texts)))
+        kept = fitting
+        if kept != turns:
+            [(prompt, responses)] = accepted(encoder.conversations([(kept, texts)]))
     ids = [response[: limit - len(prompt)] for response in responses]
     # The texts differ after the truncation, or in characters that have the same ids.
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -148,23 +145,22 @@ def _fitting_row(
 
 
 def fitting_turns(
-    encoder: Encoder, turns: Sequence[Turn], response_length: int, limit: int
+    encoder: Encoder, turns: list[Turn], response_length: int, limit: int
 ) -> list[Turn] | None:
     """Return the turns of the longest prompt that fits; None if none leaves room for a response.
 
     limit: Maximum number of tokens of prompt and response, of a pair the longer one.
     """
     num_system, starts = divide_turns(turns)
-    system, kept = list(turns[:num_system]), list(turns[starts[-1] :])
-    if len(encoder.prompts([kept])[0]) >= limit:
-        return None
     # From the newest turns to the oldest ones: no prompt is much longer than the limit.
-    for first in reversed(starts):
-        longer = [*system, *turns[first:]]
-        room_needed = 1 if first == starts[-1] else response_length
-        if len(encoder.prompts([longer])[0]) + room_needed > limit:
+    longer = ([*turns[:num_system], *turns[first:]] for first in reversed(starts))
+    kept = None
+    for number, prompt in enumerate((turns[starts[-1] :], *longer)):
+        # Older turns have no place where they would cut the response.
+        room_needed = response_length if number > 1 else 1
+        if len(encoder.prompts([prompt])[0]) + room_needed > limit:
             break
-        kept = longer
+        kept = prompt
     return kept
 
 
@@ -192,7 +188,7 @@ def _rows_of_turns(
     response, a row has 1 for each of them that is trained, and 0 for the others.
     """
     rows: list[Any] = []
-    # The ids of the last row, if it was not cut.
+    # The ids of the last row, if it was neither dropped nor cut.
     whole: Ids = []
     for (turns, texts), (prompt, [response]) in zip(talk, encoded, strict=True):
         is_continued = whole and prompt[: len(whole)] == whole
@@ -202,14 +198,11 @@ def _rows_of_turns(
             chosen += [*new, *response]
             trained += [0] * len(new) + [1] * len(response)
             lengths[0] = len(chosen)
-            whole = [*prompt, *response]
-            continue
-        row, whole = _fitting_row(encoder, turns, texts, prompt, [response], limit), []
-        if not isinstance(row, str):
-            prompt, ids, *rest, cut = row
-            row = prompt, ids, [1] * len(ids), *rest, cut
-            whole = [] if cut else [*prompt, *ids]
-        rows.append(row)
+        else:
+            row = _fitting_row(encoder, turns, texts, prompt, [response], limit)
+            rows.append(row if isinstance(row, str) else (*row[:2], [1] * len(row[1]), *row[2:]))
+        is_whole = not isinstance(rows[-1], str) and not rows[-1][-1]
+        whole = [*rows[-1][0], *rows[-1][1]] if is_whole else []
     return rows
 
 
@@ -231,19 +224,18 @@ def drop_reason(
 ) -> str | None:
     """Return why a row is dropped before it is encoded. Unpaired, one response suffices."""
     texts = [response for response in responses if response is not None]
-    if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
-        return "no chosen response" if responses[0] is None else "no rejected response"
-    if turns and not any(message["content"].strip() for message in messages_of(turns)):
-        return "empty prompt"
     stripped = [text.strip() for text in texts]
-    if not all(stripped):
-        return "empty response"
-    if len(set(stripped)) < len(stripped):
-        return "equal responses"
-    texts += [text for _, text in turns]
-    if turns and any(map(encoder.has_special_token, texts)):
-        return "special token in text"
-    return None
+    contents = [message["content"].strip() for message in messages_of(turns)]
+    written = [*texts, *(text for _, text in turns)]
+    missing = "chosen" if responses[:1] == (None,) else "rejected"
+    reasons = {
+        f"no {missing} response": len(texts) < (1 if unpaired else len(responses)),
+        "empty prompt": turns and not any(contents),
+        "empty response": not all(stripped),
+        "equal responses": len(set(stripped)) < len(stripped),
+        "special token in text": turns and any(map(encoder.has_special_token, written)),
+    }
+    return next((reason for reason, is_met in reasons.items() if is_met), None)
 
 
 def phase_rows(job: Job[Any], split: str) -> dict[int, np.ndarray]:
@@ -251,13 +243,13 @@ def phase_rows(job: Job[Any], split: str) -> dict[int, np.ndarray]:
 
     Training rows are repeated by the weight of their dataset.
     """
-    phase, rows = job.settings.phase, {}
-    for dataset, weight in enumerate(job.settings.weights, start=1):
-        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
-        if split == "train":
-            numbers = weighted_rows(numbers, weight, job.settings.seed)
-        rows[dataset] = numbers
-    return rows
+    name, seed = f"{job.settings.phase}.{split}.npy", job.settings.seed
+    return {
+        dataset: weighted_rows(
+            np.load(job.inputs[f"rows.{dataset}"] / name), weight if split == "train" else 1, seed
+        )
+        for dataset, weight in enumerate(job.settings.weights, start=1)
+    }
 
 
 def weighted_rows(rows: np.ndarray, weight: float, seed: int | None) -> np.ndarray:
@@ -306,26 +298,28 @@ def converted_batches(
     numbers_of, is_left = phase_rows(job, split), False
     columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names(job, split))]
     names = {dataset: dataset_name(job, f"records.{dataset}") for dataset in numbers_of}
+    progress, done = ProgressLines(split, "rows", sum(map(len, numbers_of.values()))), 0
     for dataset, numbers in numbers_of.items():
         path, row_numbers = records_path(job, dataset, split), iter(numbers)
+        skips = dataset in getattr(job.settings, "skip_rejected", ())
         for batch in read_record_batches(path, numbers, columns):
             rows: list[Any] = []
             for found, number in zip(convert(batch), row_numbers, strict=False):
-                if isinstance(found, InputError):
-                    is_rejected = isinstance(found, TurnsRejected)
-                    if not is_rejected or dataset not in getattr(job.settings, "skip_rejected", ()):
-                        hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
-                        row = f"dataset {names[dataset]}: {path}: row {number + 1}"
-                        raise InputError(f"{row}: {found}{hint}")
-                    found = [REJECTED]
-                rows += found
+                is_rejected = isinstance(found, TurnsRejected)
+                if isinstance(found, InputError) and not (is_rejected and skips):
+                    hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
+                    row = f"dataset {names[dataset]}: {path}: row {number + 1}"
+                    raise InputError(f"{row}: {found}{hint}")
+                rows += [REJECTED] if is_rejected else found
             reasons = [row for row in rows if isinstance(row, str)]
             dropped.update(reasons)
             is_left |= len(reasons) < len(rows)
             yield dataset, batch, rows
+            done += len(batch[PROMPT])
+            progress.update(done)
     if not is_left:
-        phase, total = job.settings.phase, sum(map(len, numbers_of.values()))
+        phase = job.settings.phase
         raise InputError(
             f"{', '.join(names.values())}: the {split} split of phase {phase} has no rows left of"
-            f" {total} (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
+            f" {done} (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
         )

@@ -123,10 +123,10 @@ def test_a_response_has_the_ids_of_the_templates_own_rendering(family, name, end
 
 def test_a_sampled_response_that_a_template_cuts_is_whole(family):
     encoder, turns, text = Encoder(family("r1"), "chat"), [("user", "Why?")], " so</think>\n\nyes"
-    [row] = encoder.conversations([turns], [text])
+    [row] = encoder.conversations([(turns, [text])])
     with pytest.raises(TurnsRejected):
         list(accepted([row]))
-    [(_, [ids])] = accepted(encoder.conversations([turns], [text], sampled=True))
+    [(_, [ids])] = accepted(encoder.conversations([(turns, [text])], sampled=True))
     assert family("r1").decode(ids[:-1]).strip() == text.strip()
 
 

@@ -66,9 +66,9 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     first.save_pretrained(tmp_path / "sft")
     found = Encoder(load_training_tokenizer(tmp_path / "sft", "auto"), "auto")
     assert found.template == "dialogue"
-    turns, texts = list(map(parse_prompt, TEXTS)), [" Yes."] * len(TEXTS)
-    expected = Encoder(trained, "dialogue").conversations(turns, texts)
-    assert [*found.conversations(turns, texts)] == [*expected]
+    rows = [(parse_prompt(text), [" Yes."]) for text in TEXTS]
+    expected = Encoder(trained, "dialogue").conversations(rows)
+    assert [*found.conversations(rows)] == [*expected]
 
 
 # --- prompt and response as one text -----------------------------------------------------------
