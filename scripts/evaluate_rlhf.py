@@ -10,7 +10,9 @@ ones.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +27,9 @@ from snakechat.algorithms.rewards import RewardSum, load_rewards, weighted_judge
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.data import toy
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import PromptTexts
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.ragged_arrays import Ragged, draw_held_out_prompts
+from snakechat.data.records import PromptTexts, fingerprint, read_record_batches
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import (
     ResponseMetrics,
@@ -39,7 +42,6 @@ from snakechat.evaluation.comparisons import (
     repetition,
     win_rates,
 )
-from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
@@ -104,16 +106,15 @@ class ModelResponses:
     passed: np.ndarray | None = None
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
-        self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
+        self.rollouts, ids = rollouts, rollouts.response_ids
         self.prompt_texts, self.texts = rollouts.decode()
-        self.metrics: ResponseMetrics = {
-            "length": lengths,
-            "ended_by_eos": rollouts.ended.view(lengths.shape).cpu().numpy(),
+        columns = {
+            "length": rollouts.examples.response_lengths,
+            "ended_by_eos": rollouts.ended.cpu().numpy(),
+            **{f"distinct_{n}": [distinct_n(each, n) for each in ids] for n in (1, 2)},
+            "repetition": list(map(repetition, ids)),
         }
-        for n in (1, 2):
-            distinct = [distinct_n(ids, n) for ids in rollouts.response_ids]
-            self.metrics[f"distinct_{n}"] = self.table(distinct)
-        self.metrics["repetition"] = self.table([*map(repetition, rollouts.response_ids)])
+        self.metrics: ResponseMetrics = {key: self.table(of) for key, of in columns.items()}
         if is_correct:
             correct = list(map(is_correct, self.prompt_texts, self.texts))
             self.metrics["success"] = self.table(correct) & self.metrics["ended_by_eos"]
@@ -159,11 +160,12 @@ class Evaluator:
             responses.logprobs = responses.rollouts.logprobs(model.module)
             if self.is_correct or self.functions:
                 greedy = self._sample(model, 0, 1)
-                if self.functions:
-                    self._add("score", {"greedy": greedy}, self.function_sum)
-                for key in ("success", "function_score"):
-                    if key in greedy.metrics:
-                        responses.metrics[f"greedy_{key}"] = greedy.metrics[key]
+                self._add("score", {"greedy": greedy}, self.function_sum)
+                responses.metrics |= {
+                    f"greedy_{key}": greedy.metrics[key]
+                    for key in ("success", "function_score")
+                    if key in greedy.metrics
+                }
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
@@ -205,17 +207,16 @@ class Evaluator:
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
             added = responses.table(scores.sum.double().cpu().numpy())
-            known = responses.metrics.get(name)
-            if known is not None:
-                added = np.where(np.isnan(added), known, added + np.nan_to_num(known))
+            known = responses.metrics.get(name, np.nan)
+            added = np.where(np.isnan(added), known, added + np.nan_to_num(known))
             responses.metrics[name] = added
             if scorer.functions:
                 responses.metrics["function_score"] = added
+            if scorer.functions and not self.is_correct:
                 # NaN only where all are.
                 lowest = np.fmin.reduce([each.cpu().numpy() for each in scores.by_source.values()])
-                if not self.is_correct:
-                    passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
-                    responses.passed = responses.table(passed)
+                passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
+                responses.passed = responses.table(passed)
             for judge, number in scores.unreadable.items():
                 unreadable = self.job.facts.setdefault("unreadable_replies", {})
                 unreadable.setdefault(judge, {})[model] = number
@@ -260,6 +261,50 @@ class Evaluator:
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         tokens = self.prompts, responses, self.tokenizer, self.stop_ids
         return ModelResponses(Rollouts(*tokens, temperature, self.device), self.is_correct)
+
+
+# --- prompts that were trained on -----------------------------------------------------------------
+
+
+def normalized_fingerprints(texts: Iterable[str]) -> np.ndarray:
+    """Return hashes of texts in lower case without punctuation, apart from operators."""
+    normalized = (re.sub(r"[^\w+*/=<>^%-]+", " ", text.casefold()) for text in texts)
+    return np.array([*map(fingerprint, normalized)], np.uint64)
+
+
+def count_contamination(
+    prompts: Sequence[str], phases_of: Mapping[str, Sequence[str]], inputs: Mapping[str, Path]
+) -> dict[str, int]:
+    """Count evaluation prompts that are training prompts of a phase too; print a note if any are.
+
+    Texts count as equal if they are but for case, whitespace and punctuation.
+
+    Args:
+        phases_of: Phases that the models were trained on, of each dataset.
+        inputs: Folders of the job's inputs: records.DATASET and rows.DATASET.
+
+    Returns:
+        The number of such prompts of each PHASE/DATASET.
+    """
+    evaluated = normalized_fingerprints(prompts)
+    counts = {}
+    for dataset, phases in phases_of.items():
+        records = inputs[f"records.{dataset}"] / "train.parquet"
+        for phase in phases:
+            rows = np.load(inputs[f"rows.{dataset}"] / f"{phase}.train.npy")
+            found = np.zeros(len(prompts), bool)
+            for batch in read_record_batches(records, rows, columns=["prompt"]):
+                trained_on = normalized_fingerprints(map(render_prompt, batch["prompt"]))
+                found |= np.isin(evaluated, trained_on)
+            counts[f"{phase}/{dataset}"] = int(found.sum())
+            if found.any():
+                print(
+                    f"note: {found.sum():,} of {len(prompts):,} evaluation prompts are also"
+                    f" training prompts of {phase}/{dataset}: set split.by: prompt, or use other"
+                    " datasets",
+                    file=sys.stderr,
+                )
+    return counts
 
 
 if __name__ == "__main__":
