@@ -42,10 +42,7 @@ def main() -> None:
     output: Any = sys.stdout
     output.reconfigure(errors="backslashreplace")
     try:
-        session = ChatSession(arguments.model)
-        session.seed, session.temperature = arguments.seed, arguments.temperature
-        session.max_tokens = arguments.max_tokens
-        converse(session, sys.stdin.isatty() and sys.stdout.isatty())
+        converse(ChatSession(**vars(arguments)), sys.stdin.isatty() and sys.stdout.isatty())
     except (InputError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -70,9 +67,9 @@ class ChatSession:
         max_positions: Maximum number of tokens of the model.
     """
 
-    system, seed, temperature, max_tokens = "", 1234, 0.7, 256
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, model: Path, seed: int = 1234, temperature: float = 0.7, max_tokens: int = 256
+    ) -> None:
         # Imported late: it takes seconds, which an invalid option should not cost.
         import torch
 
@@ -81,19 +78,21 @@ class ChatSession:
         from snakechat.modeling.loading import load_causal
         from snakechat.modeling.models import max_positions
 
-        if not (folder / "config.json").is_file():
-            raise InputError(f"{folder} has no config.json: it is not the folder of a model")
-        self.tokenizer = load_tokenizer(folder)
+        if not (model / "config.json").is_file():
+            raise InputError(f"{model} has no config.json: it is not the folder of a model")
+        self.tokenizer = load_tokenizer(model)
         if self.tokenizer.chat_template is None:
             raise InputError(
-                f"{folder} is a base model, without a chat template: expected the result of sft,"
+                f"{model} is a base model, without a chat template: expected the result of sft,"
                 " dpo or rlhf"
             )
-        model: Any = load_causal(folder, "auto", self.tokenizer)
-        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self.model: Any = load_causal(model, "auto", self.tokenizer)
+        self.model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.encoder = Encoder(self.tokenizer, "auto")
-        self.max_positions = max_positions(model) or sys.maxsize
+        self.max_positions = max_positions(self.model) or sys.maxsize
+        self.seed, self.temperature, self.max_tokens = seed, temperature, max_tokens
         self.turns: list[Turn] = []
+        self.system = ""
 
     def encode(self, prompt: str) -> tuple[list[int], int]:
         """Encode the conversation with a new prompt, and drop the oldest turns if it is too long.
@@ -102,8 +101,7 @@ class ChatSession:
         Returns the token ids, and the number of turns dropped. Raises InputError, and drops none,
         if the prompt alone is too long or contains a special token.
         """
-        if any(map(self.encoder.has_special_token, (prompt, self.system))):
-            raise InputError("the text contains a special token of the chat template: remove it")
+        self.encoder.require_text((prompt, self.system))
         system = [("system", self.system)] if self.system else []
         limit = self.max_positions - min(self.max_tokens, self.max_positions // 2)
         # A prompt and its response are dropped together.
@@ -182,9 +180,8 @@ def converse(session: ChatSession, is_terminal: bool) -> None:
         # Adds line editing and a history to input().
         import readline  # noqa: F401
 
-        model = session.model
-        print_note(f"{model.num_parameters():,} parameters on {model.device.type}")
-        print_note("/help lists the commands.")
+        number, device = session.model.num_parameters(), session.model.device.type
+        print_note(f"{number:,} parameters on {device}\n/help lists the commands.")
     prompt = "> " if is_terminal else ""
     with suppress(EOFError):
         for line in iter(lambda: input(prompt).strip(), "/quit"):

@@ -98,12 +98,10 @@ class ModelResponses:
 
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] of greedy responses.
-        passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it.
     """
 
     # The model's log-probability of each token of the responses [B, R].
     logprobs: torch.Tensor
-    passed: np.ndarray | None = None
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, ids = rollouts, rollouts.response_ids
@@ -118,7 +116,7 @@ class ModelResponses:
         if is_correct:
             correct = list(map(is_correct, self.prompt_texts, self.texts))
             self.metrics["success"] = self.table(correct) & self.metrics["ended_by_eos"]
-            self.passed = self.metrics["success"].astype(float)
+            self.metrics |= pass_rates(self.metrics["success"].astype(float))
 
     def table(self, values: Any) -> np.ndarray:
         """Return values of responses [B] as [S, n]."""
@@ -137,8 +135,7 @@ class Evaluator:
     """Samples and scores responses to the held-out prompts of a job."""
 
     def __init__(self, job: Job[SimpleNamespace], judges: Mapping[str, LlmJudge]) -> None:
-        self.job, self.settings, self.inputs = job, job.settings, job.inputs
-        self.judges = judges
+        self.job, self.settings, self.judges = job, job.settings, judges
         self.device = start_evaluation(job.placement, self.settings.dtype)
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
@@ -174,7 +171,7 @@ class Evaluator:
         The metric is kl_to_INITIAL, the log-ratio of the response. INITIAL is sft, dpo or base.
         """
         initial = initial_model(models)
-        with self._loaded_policy(self.inputs[initial]) as model:
+        with self._loaded_policy(self.job.inputs[initial]) as model:
             for responses in models.values():
                 log_ratios = responses.logprobs - responses.rollouts.logprobs(model.module)
                 kl = log_ratios.double().sum(dim=1).cpu().numpy()
@@ -195,9 +192,6 @@ class Evaluator:
                     self._add(name, models, RewardSum([reward], {}, self.texts))
             if judges := weighted_judges(references, self.judges):
                 self._add(name, models, RewardSum([], {}, self.texts, judges))
-        for responses in models.values():
-            if responses.passed is not None:
-                responses.metrics |= pass_rates(responses.passed)
 
     def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
         """Add scores to a metric of each model; NaN adds nothing.
@@ -216,7 +210,7 @@ class Evaluator:
                 # NaN only where all are.
                 lowest = np.fmin.reduce([each.cpu().numpy() for each in scores.by_source.values()])
                 passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
-                responses.passed = responses.table(passed)
+                responses.metrics |= pass_rates(responses.table(passed))
             for judge, number in scores.unreadable.items():
                 unreadable = self.job.facts.setdefault("unreadable_replies", {})
                 unreadable.setdefault(judge, {})[model] = number

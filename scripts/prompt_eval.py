@@ -16,7 +16,6 @@ from snakechat.evaluation.held_out_rows import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.training.placed_models import load_frozen
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run, write_json_lines
 from snakechat.workflow.processes import rank
 
@@ -31,8 +30,7 @@ def main(job: Job[Any]) -> None:
     for name, folder in evaluated_models(job.inputs).items():
         tokenizer = load_tokenizer(folder)
         encoder = Encoder(tokenizer, settings.template)
-        if special := [*filter(encoder.has_special_token, prompts)]:
-            raise InputError(f"prompt {special[0][:60]!r} contains a special token: remove it")
+        encoder.require_text(prompts)
         ids = encoder.prompts([[("user", prompt)] for prompt in prompts])
         examples = prompt_examples(ids, settings.max_response_length, 1)
         arguments = folder, settings.dtype, tokenizer, job.placement, examples

@@ -23,7 +23,6 @@ from snakechat.evaluation.held_out_rows import (
 )
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
@@ -34,9 +33,7 @@ def main(job: Job[Any]) -> None:
     folder = Path(job.options.source, "prompts/pairs")
     sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
     encoder = Encoder(load_tokenizer(job.inputs["model"]), settings.template)
-    for key, text in (item for pair in pairs for item in pair.items()):
-        if encoder.has_special_token(text):
-            raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
+    encoder.require_text(text for pair in pairs for text in pair.values())
     rows = (
         ([("user", pair["prompt"])], [render_response(pair[key]) for key in ("chosen", "rejected")])
         for pair in pairs
@@ -50,9 +47,13 @@ def main(job: Job[Any]) -> None:
     rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
     if rank() > 0:
         return
-    margins = {name: pair_margins(of, rounding[name]) for name, of in scores.items()}
-    columns = dict(zip(("chosen_score", "rejected_score"), scores["model"], strict=True))
-    columns |= {"margin": margins["model"], "base_margin": margins["base"]}
+    chosen, rejected = scores["model"]
+    columns = {
+        "chosen_score": chosen,
+        "rejected_score": rejected,
+        "margin": pair_margins(scores["model"], rounding["model"]),
+        "base_margin": pair_margins(scores["base"], rounding["base"]),
+    }
     lines = [
         {"set": name, **pair, **{key: values[row].item() for key, values in columns.items()}}
         for row, (name, pair) in enumerate(zip(sets, pairs, strict=True))
@@ -61,12 +62,17 @@ def main(job: Job[Any]) -> None:
     lengths = torch.from_numpy(examples.response_lengths)
     clusters = torch.from_numpy(clusters_of(pair["prompt"] for pair in pairs))
 
+    tensors = {
+        name: (pairwise_loss(*of), of, lengths, rounding[name], clusters)
+        for name, of in scores.items()
+    }
+
     def metrics_of(rows: slice) -> dict[str, Any]:
-        found = {}
-        for name, of in scores.items():
-            tensors = pairwise_loss(*of), of, lengths, rounding[name], clusters
-            found[name] = held_out_pair_metrics(*(tensor[..., rows] for tensor in tensors))
-        return found["model"] | {"base": found["base"]}
+        of_model, of_base = (
+            held_out_pair_metrics(*(each[..., rows] for each in tensors[name]))
+            for name in ("model", "base")
+        )
+        return of_model | {"base": of_base}
 
     metrics = metrics_by_dataset(metrics_of, Counter(sets))
     write_json(job.result / "metrics.json", metrics)

@@ -53,8 +53,9 @@ def select_record(
     best, worst = max(judged, key=judged.__getitem__), min(judged, key=judged.__getitem__)
     if min_score is not None and judged[best] < min_score:
         return "score below min_score"
-    texts = (response_content(scored["responses"][row]) for row in (best, worst))
-    chosen, rejected = map(render_response, texts)
+    chosen, rejected = (
+        render_response(response_content(scored["responses"][row])) for row in (best, worst)
+    )
     if select == "best":
         return scored["prompt"], chosen, None
     margin = judged[best] - judged[worst]

@@ -207,7 +207,7 @@ def interrupt_first_response(session):
 
 
 def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
-    monkeypatch.setattr(chat, "ChatSession", lambda folder: dialogue)
+    monkeypatch.setattr(chat, "ChatSession", lambda **_: dialogue)
     text = "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀."
     script_response(dialogue, f" {text}")
     output, _, _ = run_chat("x", lines=[b"Why?"])

@@ -80,9 +80,9 @@ def conversation_encoder(
         if is_rendered:
             pairs = zip(prompts, texts, strict=True)
             return [encoder.rendered([*turns, ("assistant", text)]) for turns, text in pairs]
-        pairs = zip(prompts, ([render_response(text)] for text in texts), strict=True)
-        rows = accepted(encoder.conversations(pairs, sampled=True))
-        return [[*prompt, *response] for prompt, [response] in rows]
+        rows = zip(prompts, ([render_response(text)] for text in texts), strict=True)
+        encoded = accepted(encoder.conversations(rows, sampled=True))
+        return [[*prompt, *response] for prompt, [response] in encoded]
 
     return encode
 

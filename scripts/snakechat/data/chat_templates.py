@@ -113,7 +113,6 @@ def render_turns(
         )
     messages, tools = messages_of(turns), tools_of(turns)
     text = _render(tokenizer, messages, tools, prompt)
-    # What some templates leave out without an error makes no difference to their text.
     without_calls = [
         {**each, "tool_calls": []} if "tool_calls" in each else each for each in messages
     ]
@@ -122,17 +121,16 @@ def render_turns(
         {**each, "content": ""} if each["role"] == "tool" and each["content"].strip() else each
         for each in messages
     ]
-    for what, others, other_tools in (
+    for what, *rest in (
         ("the definitions of tools", messages, None),
         ("calls of tools", without_calls, tools),
         ("results of tools", without_results, tools),
     ):
-        if (others, other_tools) == (messages, tools):
-            continue
-        without = None
+        # What some templates leave out without an error makes no difference to their text.
+        is_left_out = False
         with suppress(InputError):
-            without = _render(tokenizer, others, other_tools, prompt)
-        if without == text:
+            is_left_out = rest != [messages, tools] and _render(tokenizer, *rest, prompt) == text
+        if is_left_out:
             raise TurnsRejected(
                 f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"
                 " whose template does"
@@ -228,22 +226,18 @@ class SpecialTokens:
         special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
         names = {token.content for token in special}
         self.pattern = _pattern(names | set(map(str, tokenizer.all_special_tokens)))
-        self.source = source_of(tokenizer)
         # These match a text after its normalization, such as "<S>" in lower case.
         names = {token.content for token in special if token.normalized}
-        self.normalizer = tokenizer.backend_tokenizer.normalizer if names else None
-        if self.normalizer is not None:
-            with limited_steps(self.source):
-                self.normalized = _pattern(map(self.normalizer.normalize_str, names))
+        self.source, normalizer = source_of(tokenizer), tokenizer.backend_tokenizer.normalizer
+        self.normalize = normalizer.normalize_str if names and normalizer else str
+        with limited_steps(self.source):
+            self.normalized = _pattern(map(self.normalize, names))
 
     def occur_in(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens."""
-        if self.pattern.search(text):
-            return True
-        if self.normalizer is None:
-            return False
         with limited_steps(self.source):
-            return self.normalized.search(self.normalizer.normalize_str(text)) is not None
+            found = self.pattern.search(text) or self.normalized.search(self.normalize(text))
+        return found is not None
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:

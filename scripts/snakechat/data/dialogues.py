@@ -119,11 +119,6 @@ def tools_of(turns: Iterable[Turn]) -> list[dict[str, Any]] | None:
     return next((json.loads(text) for role, text in turns if role == TOOLS), None)
 
 
-def has_messages(turns: Iterable[Turn]) -> bool:
-    """Return whether a dialogue has more than texts: thoughts, tools, calls of them or results."""
-    return any(role in (TOOLS, MESSAGE, "tool") for role, _ in turns)
-
-
 def is_message(response: str) -> bool:
     """Return whether a response in a record is a message as JSON."""
     return response.startswith("{")
@@ -175,7 +170,6 @@ def parse_prompt(text: str) -> list[Turn]:
     start, *pieces = MARKER.split(marked)
     if not pieces:
         return [(UNMARKED, start + RESPONSE * num_ends)]
-    turns = [(UNMARKED, start)] if start.strip() else []
-    for name, turn in zip(pieces[::2], pieces[1::2], strict=True):
-        turns.append((ROLES[name], turn.removeprefix(" ")))
-    return turns
+    turns = zip(pieces[::2], pieces[1::2], strict=True)
+    marked_turns = [(ROLES[name], turn.removeprefix(" ")) for name, turn in turns]
+    return [(UNMARKED, start), *marked_turns] if start.strip() else marked_turns

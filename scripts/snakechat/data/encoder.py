@@ -23,11 +23,11 @@ from snakechat.data.chat_templates import (
     text_backend,
 )
 from snakechat.data.dialogues import (
+    MESSAGE,
     RESPONSE,
     THOUGHTS,
+    TOOLS,
     Turn,
-    has_messages,
-    is_message,
     message_of,
     render_prompt,
     response_content,
@@ -52,7 +52,7 @@ ROWS = 128
 
 Ids = list[int]
 # The turns of a prompt and its responses, as in records; and the texts of both.
-Conversation = tuple[Sequence[Turn], Sequence[str | None]]
+Conversation = tuple[list[Turn], Sequence[str | None]]
 Written = tuple[str, list[str | None]]
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class DialogueTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the text of a prompt. Raises TurnsRejected if a turn is more than a text."""
-        if has_messages(turns):
+        if any(role in (TOOLS, MESSAGE, "tool") for role, _ in turns):
             raise TurnsRejected(
                 "template: dialogue cannot write thoughts, tools and their calls: use a model with"
                 " a chat template that does, and template: chat"
@@ -85,8 +85,8 @@ class DialogueTemplate:
 
     def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
         """Return the text of a response behind its prompt."""
-        if is_message(response):
-            self.prompt([response_turn(response)])
+        # It rejects a message that is more than a text.
+        self.prompt([response_turn(response)])
         return response
 
     sampled = response
@@ -306,6 +306,11 @@ class Encoder:
         This happens with a chat template only, which writes special tokens as text.
         """
         return self.is_chat and self.special.occur_in(text)
+
+    def require_text(self, texts: Iterable[str]) -> None:
+        """Raise InputError if one of the texts would be encoded to special tokens."""
+        if special := next(filter(self.has_special_token, texts), None):
+            raise InputError(f"{special[:60]!r} contains a special token: remove it")
 
     def marked(self, text: str) -> str:
         """Return a text in which marks surround special tokens: they are encoded as text."""

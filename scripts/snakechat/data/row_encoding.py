@@ -26,7 +26,7 @@ from snakechat.data.dialogues import (
     recorded_response,
     response_turn,
 )
-from snakechat.data.encoder import Encoder, accepted
+from snakechat.data.encoder import Conversation, Encoder, Ids, accepted
 from snakechat.data.records import COLUMNS, KEPT, PROMPT, Batch, dataset_name, read_record_batches
 from snakechat.workflow.errors import InputError, ProgressLines
 from snakechat.workflow.job import Job
@@ -37,12 +37,9 @@ REJECTED = "rejected by the chat template"
 # What was cut of a row.
 SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
-Ids = list[int]
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
-# The turns of a prompt and its responses, as in records.
-Conversation = tuple[list[Turn], list[Any]]
 # The rows that a record becomes: one, unless each turn is trained or a text is long.
 Rows = list[EncodedRow] | InputError
 
@@ -306,11 +303,14 @@ def converted_batches(
             rows: list[Any] = []
             for found, number in zip(convert(batch), row_numbers, strict=False):
                 is_rejected = isinstance(found, TurnsRejected)
-                if isinstance(found, InputError) and not (is_rejected and skips):
+                if not isinstance(found, InputError):
+                    rows += found
+                elif is_rejected and skips:
+                    rows.append(REJECTED)
+                else:
                     hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
                     row = f"dataset {names[dataset]}: {path}: row {number + 1}"
                     raise InputError(f"{row}: {found}{hint}")
-                rows += [REJECTED] if is_rejected else found
             reasons = [row for row in rows if isinstance(row, str)]
             dropped.update(reasons)
             is_left |= len(reasons) < len(rows)

@@ -175,28 +175,25 @@ def set_template_defaults(
             variables = find_undeclared_variables(environment.parse(statements))
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
-    defaults = ""
-    for name, value in arguments.items():
-        if name not in variables:
-            raise InputError(
-                f"template_arguments: the chat template does not read {name}, but"
-                f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
-            )
-        if name == DAY:
-            # Raises ValueError if it is not a date.
-            day = date.fromisoformat(str(value))
-
-            def formatted(call: re.Match[str], day: date = day) -> str:
-                return json.dumps(day.strftime(call[2]))
-
-            template = DAY_CALL.sub(formatted, template)
-        else:
-            # As Jinja writes a value, JSON does too.
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            # The newline leaves the template at the start of a line, where Jinja strips space.
-            defaults += f"{{%- if {name} is not defined %}}{{%- set {name} = {text} %}}"
-            defaults += "{%- endif %}\n"
-    tokenizer.chat_template = defaults + template
+    if unknown := ", ".join(name for name in arguments if name not in variables):
+        raise InputError(
+            f"template_arguments: the chat template does not read {unknown}, but"
+            f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
+        )
+    if DAY in arguments:
+        # Raises ValueError if it is not a date.
+        day = date.fromisoformat(str(arguments[DAY]))
+        template = DAY_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    # As Jinja writes a value, JSON does too. The newline leaves the template at the start of a
+    # line, where Jinja strips space.
+    defaults = (
+        f"{{%- if {name} is not defined %}}"
+        f"{{%- set {name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)} %}}"
+        "{%- endif %}\n"
+        for name, value in arguments.items()
+        if name != DAY
+    )
+    tokenizer.chat_template = "".join((*defaults, template))
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:

@@ -201,5 +201,4 @@ def _value(number: re.Match[str]) -> Fraction | None:
             return Fraction(int(base)) ** exponent
     except ZeroDivisionError:
         return None
-    digits = re.sub("[, ']", "", decimal)
-    return Fraction(f"{digits}e{exponent}")
+    return Fraction(re.sub("[, ']", "", decimal)) * Fraction(10) ** exponent

@@ -48,14 +48,17 @@ def pass_rates(passed: np.ndarray) -> ResponseMetrics:
     passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it, and then
         the prompt has no estimate.
     """
-    number, counts = len(passed), passed.sum(axis=0)
-    rates = {}
-    for k in (k for k in PASS_AT if k <= number):
-        table = [1 - math.comb(number - c, k) / math.comb(number, k) for c in range(number + 1)]
-        # Without a count, the last one: NaN.
-        places = np.nan_to_num(counts, nan=number + 1).astype(int)
-        rates[f"pass_at_{k}"] = np.take([*table, math.nan], places)[None]
-    return rates
+    number = len(passed)
+    # Without a count, the last place: NaN.
+    places = np.nan_to_num(passed.sum(axis=0), nan=number + 1).astype(int)
+    tables = {
+        k: [1 - math.comb(number - c, k) / math.comb(number, k) for c in range(number + 1)]
+        for k in PASS_AT
+        if k <= number
+    }
+    return {
+        f"pass_at_{k}": np.take([*rates, math.nan], places)[None] for k, rates in tables.items()
+    }
 
 
 def compare(
@@ -83,11 +86,10 @@ def compare(
         "wins": {},
     }
     for name, values in models.items():
-        metrics[name], metrics["intervals_95"][name] = {}, {}
-        for key, value in values.items():
-            # Responses to the same prompt are correlated: their mean is one observation.
-            mean, interval = mean_with_interval(prompt_means(value), clusters)
-            metrics[name][key], metrics["intervals_95"][name][key] = mean, interval
+        # Responses to the same prompt are correlated: their mean is one observation.
+        means = {key: mean_with_interval(prompt_means(of), clusters) for key, of in values.items()}
+        metrics[name] = {key: mean for key, (mean, _) in means.items()}
+        metrics["intervals_95"][name] = {key: interval for key, (_, interval) in means.items()}
         for key in (*scores, "success"):
             if name != initial and key in values:
                 prefix = "" if name == "rlhf" else f"{name}_"

@@ -178,13 +178,12 @@ def write_pair_metrics(
 
     labelled: Whether the responses are labelled good or bad, and make no pairs.
     """
-    path = whole_lengths_path(job.inputs["tokens"], "eval")
-    tensors = losses, scores, torch.from_numpy(np.load(path, allow_pickle=False)), rounding
+    lengths = np.load(whole_lengths_path(job.inputs["tokens"], "eval"), allow_pickle=False)
     metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
 
     def metrics_of_rows(clusters: np.ndarray, rows: slice) -> dict[str, Any]:
-        selected = [tensor[..., rows] for tensor in (*tensors, torch.from_numpy(clusters))]
-        return metrics_of(*selected)
+        tensors = losses, scores, torch.from_numpy(lengths), rounding, torch.from_numpy(clusters)
+        return metrics_of(*(tensor[..., rows] for tensor in tensors))
 
     metrics = write_metrics(job, metrics_of_rows)
     summary = ("responses", "share_good", "auc") if labelled else ("accuracy", "ties")

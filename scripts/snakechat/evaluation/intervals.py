@@ -145,8 +145,7 @@ def difference_interval(values: Sequence[float], others: Sequence[float]) -> lis
 
     None if the values of each are equal, which says nothing about the variance, or one is NaN.
     """
-    is_equal = len(set(values)) == len(set(others)) == 1
-    if is_equal or not math.isfinite(sum(values) + sum(others)):
+    if len({*values}) == len({*others}) == 1 or not math.isfinite(sum(values) + sum(others)):
         return None
     squares = [float(np.var(each, ddof=1)) / len(each) for each in (values, others)]
     degrees = sum(squares) ** 2 / sum(

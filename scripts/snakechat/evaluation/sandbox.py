@@ -91,8 +91,10 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
         **{"code": code, "tests": [*tests], "seconds": seconds, "memory_bytes": memory_bytes},
         **{"token": token, "read": [*SYSTEM_FOLDERS, sys.base_prefix]},
     }
-    start = f"import sys; sys.path.append({str(SCRIPTS)!r})"
-    start += f"; from {run_in_sandbox.__module__} import run_in_sandbox; run_in_sandbox()"
+    start = (
+        f"import sys; sys.path.append({str(SCRIPTS)!r});"
+        f" from {run_in_sandbox.__module__} import run_in_sandbox; run_in_sandbox()"
+    )
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     with (
         tempfile.TemporaryDirectory() as folder,
