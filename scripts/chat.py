@@ -86,10 +86,10 @@ class ChatSession:
                 f"{model} is a base model, without a chat template: expected the result of sft,"
                 " dpo or rlhf"
             )
-        self.model: Any = load_causal(model, "auto", self.tokenizer)
-        self.model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        loaded: Any = load_causal(model, "auto", self.tokenizer)
+        self.model = loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.encoder = Encoder(self.tokenizer, "auto")
-        self.max_positions = max_positions(self.model) or sys.maxsize
+        self.max_positions = max_positions(loaded) or sys.maxsize
         self.seed, self.temperature, self.max_tokens = seed, temperature, max_tokens
         self.turns: list[Turn] = []
         self.system = ""
@@ -182,9 +182,8 @@ def converse(session: ChatSession, is_terminal: bool) -> None:
 
         number, device = session.model.num_parameters(), session.model.device.type
         print_note(f"{number:,} parameters on {device}\n/help lists the commands.")
-    prompt = "> " if is_terminal else ""
     with suppress(EOFError):
-        for line in iter(lambda: input(prompt).strip(), "/quit"):
+        for line in iter(lambda: input("> " if is_terminal else "").strip(), "/quit"):
             try:
                 if line.startswith("/"):
                     run_command(session, line)
@@ -201,15 +200,14 @@ def converse(session: ChatSession, is_terminal: bool) -> None:
 def run_command(session: ChatSession, line: str) -> None:
     """Run a command. Raises InputError if the command is unknown."""
     command, _, text = line.partition(" ")
-    text = text.strip()
     if command == "/help":
         print_note(HELP)
     elif command == "/reset":
         session.turns.clear()
         print_note("New conversation.")
     elif command == "/system":
-        session.system = text
-        print_note(f"System prompt: {text}" if text else "No system prompt.")
+        session.system = text.strip()
+        print_note(f"System prompt: {session.system}" if session.system else "No system prompt.")
     else:
         raise InputError(f"unknown command {command}: /help lists the commands")
 

@@ -48,8 +48,9 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
         ]
         # Reward functions and reward models read the texts of prompts.
         if fields == [PROMPT]:
-            texts = open_prompt_texts(job.result, split, kept_names(job, split))
-            write_texts = stack.enter_context(texts)
+            write_texts = stack.enter_context(
+                open_prompt_texts(job.result, split, kept_names(job, split))
+            )
         encode = partial(encode_batch, encoder, job.settings)
         for dataset, batch, new in converted_batches(job, split, encode, dropped):
             valid = [row for row in new if not isinstance(row, str)]

@@ -121,15 +121,15 @@ def render_turns(
         {**each, "content": ""} if each["role"] == "tool" and each["content"].strip() else each
         for each in messages
     ]
-    for what, *rest in (
-        ("the definitions of tools", messages, None),
-        ("calls of tools", without_calls, tools),
-        ("results of tools", without_results, tools),
+    for what, rest in (
+        ("the definitions of tools", (messages, None)),
+        ("calls of tools", (without_calls, tools)),
+        ("results of tools", (without_results, tools)),
     ):
         # What some templates leave out without an error makes no difference to their text.
         is_left_out = False
         with suppress(InputError):
-            is_left_out = rest != [messages, tools] and _render(tokenizer, *rest, prompt) == text
+            is_left_out = rest != (messages, tools) and _render(tokenizer, *rest, prompt) == text
         if is_left_out:
             raise TurnsRejected(
                 f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"

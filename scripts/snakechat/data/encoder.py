@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -52,7 +52,7 @@ ROWS = 128
 
 Ids = list[int]
 # The turns of a prompt and its responses, as in records; and the texts of both.
-Conversation = tuple[list[Turn], Sequence[str | None]]
+Conversation = tuple[list[Turn], Sequence[Any]]
 Written = tuple[str, list[str | None]]
 T = TypeVar("T")
 

@@ -65,10 +65,11 @@ def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[li
         for count in range(min(size, num_prompts))
     )
     datasets = [place for _, place in sorted(quotients)[:num_prompts]]
-    generator, rows_of = np.random.default_rng(seed), []
-    for place, (size, start) in enumerate(zip(kept_of, accumulate([0, *kept_of]), strict=False)):
-        drawn = generator.permutation(size)[: datasets.count(place)]
-        rows_of.append(iter(np.sort(drawn) + start))
+    generator = np.random.default_rng(seed)
+    rows_of = [
+        iter(np.sort(generator.permutation(size)[: datasets.count(place)]) + start)
+        for place, (size, start) in enumerate(zip(kept_of, accumulate([0, *kept_of]), strict=False))
+    ]
     return [int(next(rows_of[dataset])) for dataset in datasets], datasets
 
 

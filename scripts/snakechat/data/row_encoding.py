@@ -55,20 +55,21 @@ def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[A
     records = list(zip(*(batch[name] for name in settings.fields), strict=True))
     reasons = [drop_reason(encoder, *record, unpaired=settings.unpaired) for record in records]
     valid = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
-    found: Iterator[Rows]
-    if len(settings.fields) > 1 and not any(turns for turns, *_ in records):
-        found = _encode_texts(encoder, settings.max_length, [text for _, text, *_ in valid])
-    else:
-        found = _encode_dialogues(encoder, settings, valid)
+    are_texts = len(settings.fields) > 1 and not any(turns for turns, *_ in records)
+    encode = _encode_texts if are_texts else _encode_dialogues
+    found = encode(encoder, settings, valid)
     return [[reason] if reason else next(found) for reason in reasons]
 
 
-def _encode_texts(encoder: Encoder, limit: int, texts: Sequence[str]) -> Iterator[list[EncodedRow]]:
-    """Encode each text to rows of at most `limit` tokens: a first token, and those to be learned.
+def _encode_texts(
+    encoder: Encoder, settings: Any, records: Iterable[tuple[Any, ...]]
+) -> Iterator[Rows]:
+    """Encode texts to rows of at most max_length tokens: a first token, and those to be learned.
 
     A row starts with the last token of the row before, so that each token is learned once.
     """
-    for ids in encoder.texts(texts):
+    limit = settings.max_length
+    for ids in encoder.texts([text for _, text, *_ in records]):
         rows = [ids[start : start + limit] for start in range(0, len(ids) - 1, limit - 1)]
         yield [([first], others, [len(others)], "") for first, *others in rows]
 

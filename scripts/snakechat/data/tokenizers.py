@@ -56,16 +56,9 @@ def load_tokenizer(
     """
     path = Path(folder, "tokenizer.json")
     has_file = path.is_file()
-    tokenizer: PreTrainedTokenizerBase
     # Without this file, transformers may convert another one for minutes.
     with limited_time(MAX_SECONDS if has_file else 0), limited_steps(str(folder)):
-        if is_result and has_file:
-            tokenizer = _from_file(path)
-        else:
-            from transformers import AutoTokenizer
-
-            tokenizer = load_pretrained(AutoTokenizer, folder)
-            tokenizer = _as_in_file(tokenizer, path) if has_file else tokenizer
+        tokenizer = _from_file(path) if is_result and has_file else _from_class(path)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"
@@ -88,13 +81,16 @@ def load_tokenizer(
     return tokenizer
 
 
-def _as_in_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that agrees with its tokenizer.json.
+def _from_class(path: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer by its class; it agrees with its tokenizer.json, if there is one.
 
     Some classes of transformers take the vocabulary alone from the file: they drop or replace the
     other parts, and change or add tokens. Without a class of its own, a saved tokenizer keeps them.
     """
-    if _is_equal(tokenizer.backend_tokenizer, Tokenizer.from_file(str(path))):
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, path.parent)
+    if not path.is_file() or _is_equal(tokenizer.backend_tokenizer, Tokenizer.from_file(str(path))):
         return tokenizer
     generic = _from_file(path)
     # Names that the class alone has.
@@ -124,15 +120,14 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
 def _is_equal(first: Tokenizer, second: Tokenizer) -> bool:
     """Return whether two tokenizers give all texts the same ids, and all ids the same text."""
 
-    def state(text: str) -> list[Any]:
-        found = json.loads(text)
+    def state(tokenizer: Tokenizer) -> list[Any]:
+        found = json.loads(tokenizer.to_str())
         # Whether a token is special does not determine which text it matches.
         tokens = [{**token, "special": True} for token in found["added_tokens"]]
         return [tokens, *(found[part] for part in PARTS)]
 
-    texts = first.to_str(), second.to_str()
     # Parsing a large vocabulary takes a second.
-    return texts[0] == texts[1] or state(texts[0]) == state(texts[1])
+    return first.to_str() == second.to_str() or state(first) == state(second)
 
 
 def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
