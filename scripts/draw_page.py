@@ -18,8 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.evaluation.comparisons import initial_model
-from snakechat.evaluation.intervals import difference_interval, mean_interval
+from snakechat.evaluation.comparisons import difference_interval, initial_model, mean_interval
 from snakechat.pages.metrics import (
     Figure,
     as_text,

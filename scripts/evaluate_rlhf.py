@@ -33,6 +33,7 @@ from snakechat.data.records import PromptTexts, fingerprint, read_record_batches
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import (
     ResponseMetrics,
+    clusters_of,
     compare,
     distinct_n,
     evaluated_models,
@@ -42,7 +43,6 @@ from snakechat.evaluation.comparisons import (
     repetition,
     win_rates,
 )
-from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import Sampler

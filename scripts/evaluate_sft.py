@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.evaluation.comparisons import ratio_interval
 from snakechat.evaluation.held_out_rows import sampled_models, write_metrics
-from snakechat.evaluation.intervals import ratio_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_logprobs
 from snakechat.workflow.job import Job, run

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.evaluation.intervals import NORMAL_QUANTILE, mean_with_interval
+from snakechat.evaluation.comparisons import NORMAL_QUANTILE, mean_with_interval
 from snakechat.workflow.commands import run_command
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

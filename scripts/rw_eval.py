@@ -15,13 +15,13 @@ from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.data.yaml_files import PAIR_KEYS, read_prompts
+from snakechat.evaluation.comparisons import clusters_of
 from snakechat.evaluation.held_out_rows import (
     held_out_pair_metrics,
     metrics_by_dataset,
     pair_margins,
     reward_scores,
 )
-from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
 from snakechat.workflow.job import Job, run, write_json, write_json_lines
 from snakechat.workflow.processes import rank

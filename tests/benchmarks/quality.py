@@ -265,7 +265,7 @@ def answers(folder, model):
 
 def proportion(successes):
     """Return the share of successes of independent trials with its 95 % interval."""
-    from snakechat.evaluation.intervals import mean_with_interval
+    from snakechat.evaluation.comparisons import mean_with_interval
 
     share, interval = mean_with_interval(np.array(successes), np.arange(len(successes)))
     return {"mean": share, "interval_95": interval}

@@ -19,7 +19,7 @@ from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged, read_statistics, whole_lengths_path
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
+from snakechat.evaluation.comparisons import clusters_of, mean_with_interval, share_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.generation import Sampler

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.evaluation.held_out_rows import auc_with_interval
-from snakechat.evaluation.intervals import (
+from snakechat.evaluation.comparisons import (
     clusters_of,
     difference_interval,
     mean_with_interval,
     ratio_interval,
     share_interval,
 )
+from snakechat.evaluation.held_out_rows import auc_with_interval
 
 SIMULATIONS = 500
 normal_cdf = NormalDist().cdf
