@@ -5,11 +5,10 @@ consist of prompts for the most part.
 """
 
 import math
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from snakechat.evaluation.comparisons import ratio_interval
 from snakechat.evaluation.held_out_rows import sampled_models, write_metrics
@@ -18,50 +17,43 @@ from snakechat.modeling.forward import response_logprobs
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
-# Names of the models in metrics.json and in responses.jsonl, by the job's inputs.
-MOMENTS = {"base": "before", "model": "after"}
+# Names of the models in metrics.json, and in responses.jsonl by the job's inputs.
+MOMENTS = ("before", "after")
 NAMES = {"base": "base", "model": "sft"}
 # Whether prompts count, by prefix of the names of metrics.
 PREFIXES = {"": True, "response_": False}
-
-# {moment: {prefix: log-probability of each row [n]}}.
-Logprobs = dict[str, dict[str, np.ndarray]]
 
 
 def main(job: Job[Any]) -> None:
     """Evaluate both models one after the other."""
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
-    logprobs: Logprobs = {}
-    for key, model in sampled_models(job, job.settings.dtype, examples, NAMES):
-        logprobs[MOMENTS[key]] = {
-            prefix: response_logprobs(model.module, examples, with_prompts=whole)[0]
-            for prefix, whole in PREFIXES.items()
-        }
+    logprobs = [
+        [response_logprobs(model.module, examples, whole)[0] for whole in PREFIXES.values()]
+        for _, model in sampled_models(job, job.settings.dtype, examples, NAMES)
+    ]
     if rank() > 0:
         return
-    tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
-    metrics = write_metrics(job, partial(perplexities, logprobs, tokens))
-    before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS.values())
+    tokens = [examples.num_tokens(whole) for whole in PREFIXES.values()]
+    metrics = write_metrics(job, perplexities, -np.array(logprobs), np.array(tokens))
+    before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")
 
 
-def perplexities(
-    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], clusters: np.ndarray, rows: slice
-) -> dict[str, Any]:
-    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals.
+def perplexities(nats: np.ndarray, tokens: np.ndarray, clusters: torch.Tensor) -> dict[str, Any]:
+    """Return the perplexities and numbers of tokens of rows, with 95 % intervals.
 
     Args:
-        tokens: {prefix: number of target tokens [n] of each row}.
+        nats: -log p [2, 2, n] of each row, of MOMENTS and of PREFIXES.
+        tokens: Number of target tokens [2, n] of each row, of PREFIXES.
         clusters: Cluster of each row [n].
     """
-    metrics: dict[str, Any] = {"rows": len(tokens[""][rows]), "intervals_95": {}}
-    for moment, of_prefix in logprobs.items():
+    metrics: dict[str, Any] = {"rows": len(clusters), "intervals_95": {}}
+    for moment, of_moment in zip(MOMENTS, nats, strict=True):
         metrics[moment], intervals = {}, {}
-        for prefix, values in of_prefix.items():
-            nats, counts = -values[rows], tokens[prefix][rows]
-            metrics[moment][f"{prefix}perplexity"] = math.exp(nats.sum() / counts.sum())
+        for prefix, values, counts in zip(PREFIXES, of_moment, tokens, strict=True):
+            metrics[moment][f"{prefix}perplexity"] = math.exp(values.sum() / counts.sum())
             metrics[moment][f"{prefix}tokens"] = int(counts.sum())
-            if interval := ratio_interval(nats, counts, clusters[rows]):
+            if interval := ratio_interval(values, counts, clusters.numpy()):
                 intervals[f"{prefix}perplexity"] = [math.exp(bound) for bound in interval]
         metrics["intervals_95"][moment] = intervals
     return metrics

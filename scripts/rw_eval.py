@@ -62,19 +62,16 @@ def main(job: Job[Any]) -> None:
     lengths = torch.from_numpy(examples.response_lengths)
     clusters = torch.from_numpy(clusters_of(pair["prompt"] for pair in pairs))
 
-    tensors = {
-        name: (pairwise_loss(*of), of, lengths, rounding[name], clusters)
+    tables = [
+        table
         for name, of in scores.items()
-    }
+        for table in (pairwise_loss(*of), of, lengths, rounding[name], clusters)
+    ]
 
-    def metrics_of(rows: slice) -> dict[str, Any]:
-        of_model, of_base = (
-            held_out_pair_metrics(*(each[..., rows] for each in tensors[name]))
-            for name in ("model", "base")
-        )
-        return of_model | {"base": of_base}
+    def metrics_of(*tables: torch.Tensor) -> dict[str, Any]:
+        return held_out_pair_metrics(*tables[:5]) | {"base": held_out_pair_metrics(*tables[5:])}
 
-    metrics = metrics_by_dataset(metrics_of, Counter(sets))
+    metrics = metrics_by_dataset(metrics_of, Counter(sets), *tables)
     write_json(job.result / "metrics.json", metrics)
     print("accuracy {accuracy:.4f}, ties {ties:.4f}, margin {margin:.4f}".format(**metrics))
 

@@ -4,7 +4,6 @@ Rows are single responses, pairs, or labelled responses (KTO). Shapes: n rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -39,32 +38,38 @@ Response = dict[str, Any]
 
 
 def write_metrics(
-    job: Job[Any], metrics_of: Callable[[np.ndarray, slice], dict[str, Any]]
+    job: Job[Any], metrics_of: Callable[..., dict[str, Any]], *tables: Any
 ) -> dict[str, Any]:
     """Write metrics.json of the rows, and return it.
 
-    metrics_of: Returns metrics from the cluster of each row [n], and the rows that count.
+    metrics_of: Returns metrics from the tables [..., n] and the cluster of each row [n].
     """
     prompts = Ragged(job.inputs["tokens"], "eval.prompt")
-    clusters = clusters_of(tuple(prompts[row]) for row in range(len(prompts)))
+    clusters = torch.from_numpy(clusters_of(tuple(prompts[row]) for row in range(len(prompts))))
     # A single dataset has no name here.
     numbers = read_statistics(job.inputs["tokens"], "eval")["kept_of"]
     rows_of = dict(zip(job.settings.datasets or [""], numbers, strict=True))
-    metrics = metrics_by_dataset(partial(metrics_of, clusters), rows_of)
+    metrics = metrics_by_dataset(metrics_of, rows_of, *tables, clusters)
     write_json(job.result / "metrics.json", metrics)
     return metrics
 
 
 def metrics_by_dataset(
-    metrics_of: Callable[[slice], dict[str, Any]], rows_of: Mapping[str, int]
+    metrics_of: Callable[..., dict[str, Any]], rows_of: Mapping[str, int], *tables: Any
 ) -> dict[str, Any]:
-    """Return the metrics of all rows; of each dataset under by_dataset, if several have rows."""
-    metrics = metrics_of(slice(None))
+    """Return the metrics of all rows; of each dataset under by_dataset, if several have rows.
+
+    Args:
+        metrics_of: Returns metrics from the tables [..., n], or from these of some rows.
+        rows_of: The number of rows of each dataset, in their order.
+    """
+    metrics = metrics_of(*tables)
     names = [name for name, number in rows_of.items() if number]
     if len(names) > 1:
         bounds = pairwise(accumulate((rows_of[name] for name in names), initial=0))
         metrics["by_dataset"] = {
-            name: metrics_of(slice(*of)) for name, of in zip(names, bounds, strict=True)
+            name: metrics_of(*(table[..., slice(*rows)] for table in tables))
+            for name, rows in zip(names, bounds, strict=True)
         }
     return metrics
 
@@ -180,12 +185,7 @@ def write_pair_metrics(
     """
     lengths = np.load(whole_lengths_path(job.inputs["tokens"], "eval"), allow_pickle=False)
     metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
-
-    def metrics_of_rows(clusters: np.ndarray, rows: slice) -> dict[str, Any]:
-        tensors = losses, scores, torch.from_numpy(lengths), rounding, torch.from_numpy(clusters)
-        return metrics_of(*(tensor[..., rows] for tensor in tensors))
-
-    metrics = write_metrics(job, metrics_of_rows)
+    metrics = write_metrics(job, metrics_of, losses, scores, torch.from_numpy(lengths), rounding)
     summary = ("responses", "share_good", "auc") if labelled else ("accuracy", "ties")
     print(", ".join(f"{name} {metrics[name]:.4g}" for name in summary if name in metrics))
 

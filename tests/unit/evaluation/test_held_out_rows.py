@@ -1,7 +1,6 @@
 """Metrics of held-out rows against numbers computed by hand, and responses to their prompts."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -92,17 +91,11 @@ def test_labelled_responses_have_no_pairs():
     }
 
 
-# Of three rows: -log p of the whole row and of the response, and their tokens. Row 2 is mostly
-# prompt.
-NATS = {"": np.array([8.0, 4.0, 30.0]), "response_": np.array([4.0, 2.0, 2.0])}
-TOKENS = {"": np.array([4, 4, 100]), "response_": np.array([2, 2, 1])}
-
-
 def test_perplexities_of_all_rows_and_of_each_dataset():
-    logprobs = {"before": {name: -nats for name, nats in NATS.items()}}
-    logprobs["after"] = {name: -nats / 2 for name, nats in NATS.items()}
-    metrics_of = partial(perplexities, logprobs, TOKENS, np.arange(3))
-    metrics = metrics_by_dataset(metrics_of, {"a": 2, "empty": 0, "b": 1})
+    # -log p of the whole rows and of their responses, and their tokens. Row 2 is mostly prompt.
+    nats = np.array([[8.0, 4.0, 30.0], [4.0, 2.0, 2.0]])
+    tables = np.array([nats, nats / 2]), np.array([[4, 4, 100], [2, 2, 1]]), torch.arange(3)
+    metrics = metrics_by_dataset(perplexities, {"a": 2, "empty": 0, "b": 1}, *tables)
     assert metrics["rows"] == 3
     assert metrics["before"]["response_perplexity"] == pytest.approx(math.exp(8 / 5))
     assert metrics["after"]["perplexity"] == pytest.approx(math.exp(21 / 108))
@@ -118,7 +111,7 @@ def test_perplexities_of_all_rows_and_of_each_dataset():
     )
     # One row has no interval.
     assert b["intervals_95"] == {"before": {}, "after": {}}
-    assert metrics_by_dataset(lambda rows: {}, {"a": 3, "empty": 0}) == {}
+    assert metrics_by_dataset(dict, {"a": 3, "empty": 0}) == {}
 
 
 def test_the_first_different_prompts_are_chosen():
