@@ -283,8 +283,9 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
             " pad_token in tokenizer_config.json"
         )
     if token == IMPOSSIBLE_BYTE and token != tokenizer.pad_token:
-        added = AddedToken(token, single_word=True, normalized=False, special=True)
-        tokenizer.add_special_tokens({"pad_token": added})
+        tokenizer.add_special_tokens(
+            {"pad_token": AddedToken(token, single_word=True, normalized=False, special=True)}
+        )
     tokenizer.pad_token = token
 
 
@@ -296,8 +297,10 @@ def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     yield from (named[key] for key in ("pad_token", "unk_token") if named.get(key) not in ended)
     # What the chat template writes, literally or put together.
     turns = [("system", USER), QUESTION, ANSWER, QUESTION]
-    texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
-    texts.append(str(tokenizer.chat_template or ""))
+    texts = [
+        *(rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])),
+        str(tokenizer.chat_template or ""),
+    ]
     taken = ends | {named.get("bos_token")}
     # From the last one: the first ones often mark the start of a document or a turn.
     added = [

@@ -162,12 +162,13 @@ def set_template_defaults(
             f"template_arguments: {', '.join(arguments)}: the tokenizer has {found}, expected one:"
             " remove them"
         )
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     # transformers adds the statement `generation` to Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
     try:
         with limited_time(MAX_SECONDS):
-            variables = find_undeclared_variables(environment.parse(statements))
+            variables = find_undeclared_variables(
+                Environment(extensions=["jinja2.ext.loopcontrols"]).parse(statements)
+            )
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
     if unknown := ", ".join(name for name in arguments if name not in variables):

@@ -23,8 +23,6 @@ ResponseMetrics = dict[str, np.ndarray]
 
 # Models that RLHF may start from, the last one in training first.
 INITIAL_MODELS = ("dpo", "sft", "base")
-# Tokens of an n-gram that counts as repetition when it occurs again.
-REPETITION_N = 4
 # Numbers of responses of which one passes.
 PASS_AT = (1, 4, 16)
 
@@ -199,8 +197,8 @@ def distinct_n(ids: Sequence[int], n: int) -> float:
 
 
 def repetition(ids: Sequence[int]) -> float:
-    """Return the share of a response's n-grams (REPETITION_N tokens) that occurred before in it."""
-    return 1 - distinct_n(ids, REPETITION_N)
+    """Return the share of a response's n-grams of 4 tokens that occurred before in it."""
+    return 1 - distinct_n(ids, 4)
 
 
 # --- intervals ----------------------------------------------------------------------------------
@@ -256,8 +254,10 @@ def share_interval(
         differing = 1 - float(TAILS[0] ** (1 / trials))
         return [share * (1 - differing), share + (1 - share) * differing]
     successes, failures = share * trials, (1 - share) * trials
-    low = beta_quantile(TAILS[0], successes, failures + 1)
-    return [low, beta_quantile(TAILS[1], successes + 1, failures)]
+    return [
+        beta_quantile(TAILS[0], successes, failures + 1),
+        beta_quantile(TAILS[1], successes + 1, failures),
+    ]
 
 
 def estimate_interval(

@@ -28,8 +28,6 @@ from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.job import Job, write_json, write_json_lines
 from snakechat.workflow.processes import rank
 
-# As in Guo et al. 2017.
-CALIBRATION_BINS = 15
 # Held-out prompts that reports show, and tokens of a response to one of them.
 PROMPTS, MAX_RESPONSE_LENGTH = 10, 256
 
@@ -77,8 +75,8 @@ def metrics_by_dataset(
 # --- pairs, and labelled responses ----------------------------------------------------------------
 
 
-def calibration_error(margins: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
-    """Return the expected calibration error of margins [n] (Guo et al. 2017, eq. 3).
+def calibration_error(margins: Tensor, num_bins: int = 15) -> float:
+    """Return the expected calibration error of margins [n] (Guo et al. 2017, eq. 3, 15 bins).
 
     The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
     with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
