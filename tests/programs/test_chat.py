@@ -192,20 +192,6 @@ def test_commands(folders, run_chat):
     assert output == "" and code == "error: unknown command /nonsense: /help lists the commands"
 
 
-def interrupt_first_response(session):
-    """Simulate Ctrl-C after the first piece of the first response of a session."""
-    respond = session.respond
-
-    def respond_interrupted(prompt, ids, show):
-        def show_and_interrupt(text):
-            show(text)
-            raise KeyboardInterrupt
-
-        return respond(prompt, ids, show_and_interrupt)
-
-    session.respond = respond_interrupted
-
-
 def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
     monkeypatch.setattr(chat, "ChatSession", lambda **_: dialogue)
     text = "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀."
@@ -215,7 +201,13 @@ def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_cha
     # The session keeps the original text.
     assert dialogue.turns == [("user", "Why?"), ("assistant", text)]
     dialogue.turns.clear()
-    interrupt_first_response(dialogue)
+    respond = dialogue.respond
+
+    def show_and_interrupt(text):
+        print(printable_text(text), end="")
+        raise KeyboardInterrupt
+
+    dialogue.respond = lambda prompt, ids, show: respond(prompt, ids, show_and_interrupt)
     output, _, code = run_chat("x", lines=[b"One?", b"Two?"])
     # What was shown is part of the conversation.
     [_, (_, shown)] = dialogue.turns

@@ -72,10 +72,7 @@ EQUAL = [
     ("x=2, x=1", "x_1=1, x_2=2"),
     ("3, 2, 1", "1, 2, \\text{ and } 3"),
     ("(-\\infty,\\infty)", "(-\\infty, +\\infty)"),
-    (
-        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
-        "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
-    ),
+    ("\\begin{matrix}1&2\\\\3&4\\end{matrix}", "\\begin{matrix} 1 & 2 \\\\ 3 & 4 \\end{matrix}"),
     ("2x", "f(x) = 2x"),
     ("3.5", "3.5\u5343\u514b"),
     ("5cm", "5 centimeters"),
