@@ -40,8 +40,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     def pairs(split: str, path: Path) -> Iterator[Record | str]:
         number = pq.read_metadata(path).num_rows
         drawn = split_rows(np.arange(number), [1], settings.seed)
-        limit = settings.max_rows or number
-        rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
+        rows = np.sort(limited_phases(drawn, removed[split], [1], settings.max_rows or number)[0])
         for batch in in_batches(split, "rows", len(rows), BATCH_SIZE):
             records = list(read_records(path, rows[batch]))
             found = [(p, a, b) for p, a, b in records if a is not None and b is not None]

@@ -28,8 +28,9 @@ MAX_DROPPED = 0.05
 def main(job: Job[Any]) -> None:
     """Write a ragged array of each split and text field, and stats.json."""
     with limited_memory(MAX_MEMORY):
-        tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
-        encoder = Encoder(tokenizer, job.settings.template)
+        encoder = Encoder(
+            load_tokenizer(job.inputs["tokenizer"], is_result=True), job.settings.template
+        )
         stats = {split: _tokenize_split(job, encoder, split) for split in SPLITS}
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     write_json(job.result / "stats.json", stats)

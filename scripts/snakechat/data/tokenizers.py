@@ -157,10 +157,9 @@ def set_template_defaults(
         return
     template = tokenizer.chat_template
     if not isinstance(template, str):
-        found = "no chat template" if template is None else "several chat templates"
         raise InputError(
-            f"template_arguments: {', '.join(arguments)}: the tokenizer has {found}, expected one:"
-            " remove them"
+            f"template_arguments: {', '.join(arguments)}: the tokenizer has"
+            f" {'no' if template is None else 'several'} chat templates, expected one: remove them"
         )
     # transformers adds the statement `generation` to Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
@@ -206,7 +205,6 @@ def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 
 def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
     """Return whether two tokenizers are the same, apart from pad and the chat template."""
-    backends = text_backend(first), text_backend(second)
-    return _is_equal(*backends) and all(
+    return _is_equal(text_backend(first), text_backend(second)) and all(
         getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
     )
