@@ -60,7 +60,7 @@ Batch = dict[str, list[Any]]
 
 def record_digest(texts: Texts) -> bytes:
     """Return the digest (16 bytes) of the texts of a record; a missing text differs from ""."""
-    encoded = [text if text is None else text.encode() for text in texts]
+    encoded = [None if text is None else text.encode() for text in texts]
     parts = (b"-1:" if data is None else b"%d:%b" % (len(data), data) for data in encoded)
     return blake2b(b"".join(parts), digest_size=16).digest()
 
@@ -168,8 +168,7 @@ def open_prompt_texts(
     kept: Names of the columns that datasets keep.
     """
     schema = pa.schema([(PROMPT, TURNS), *((f"{KEPT}{name}", pa.string()) for name in kept)])
-    path = folder / f"{split}.texts.parquet"
-    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+    with pq.ParquetWriter(folder / f"{split}.texts.parquet", schema, compression="zstd") as file:
 
         def write(records: Batch, is_valid: Sequence[bool]) -> None:
             nothing = [None] * len(is_valid)

@@ -37,8 +37,8 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 # The start of an Arrow file, which has its batches at positions.
 ARROW_FILE = b"ARROW1"
 BOM, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
-# Text of a file of bytes.
-TEXT = partial(io.TextIOWrapper, encoding="utf-8-sig", errors="surrogateescape", newline="")
+# Opens a file of bytes as text.
+_text_of = partial(io.TextIOWrapper, encoding="utf-8-sig", errors="surrogateescape", newline="")
 # Characters of an array that are read at once.
 CHUNK = 4 << 20
 # Characters of an item of an array, of which each chunk decodes a long one from its start again,
@@ -211,7 +211,7 @@ def _read_json(path: Path, _: Collection[str] | None, only_lines: bool = False) 
     """
     with _open_bytes(path) as file:
         is_array = not only_lines and file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
-        rows = enumerate(_items(TEXT(file)), start=1) if is_array else _rows_of_lines(file)
+        rows = enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
         for index, (number, row) in enumerate(rows):
             if not (index or only_lines) and str(row).startswith("invalid JSON: E"):
                 raise InputError(f"{path}: expected an array of objects or one object per line")
@@ -255,7 +255,7 @@ def _items(file: TextIO) -> Iterator[Any]:
 def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",") -> Rows:
     """Read rows with the columns of the header; misplaced quotation marks are errors."""
     csv.field_size_limit(MAX_CELL)
-    with _open_bytes(path) as data, TEXT(data) as file:
+    with _open_bytes(path) as data, _text_of(data) as file:
         reader = csv.reader(file, strict=True, delimiter=delimiter)
         names = next(reader, [])
         _check_names(path, [name for name in names if name in (columns or ())])
