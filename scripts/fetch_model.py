@@ -81,16 +81,14 @@ def copy_model(source: Path, folder: Path) -> None:
     if problem := model_problem(keys, of_classifier):
         raise InputError(f"the model {problem}")
     auto_class = AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
-    formats = [tensors for name in WEIGHTS if (tensors := _tensors(source, name))]
-    if not formats:
+    safetensors, others = (_tensors(source, name) for name in WEIGHTS)
+    if not (safetensors or others):
         raise InputError(f"the folder has no weights: expected {' or '.join(WEIGHTS)}")
-    tensors, *others = formats
-    for other in others:
-        _require_equal(tensors, other)
+    _require_equal(safetensors, others)
     config = load_pretrained(AutoConfig, source)
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    dtype = _common_dtype(tensors.values())
+    dtype = _common_dtype((safetensors or others).values())
     model, loading = from_pretrained(auto_class, source, dtype, config)
     check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
