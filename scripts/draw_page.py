@@ -61,8 +61,10 @@ COSTS = ("seconds", "seconds_per_step", "rows_per_second", "peak_memory_mb", "pe
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
 # Rules of which each makes a dataset or a base model: their settings belong to one job.
-SOURCES = dict.fromkeys(("import_dataset", "label_pairs", "select_responses"), "dataset")
-SOURCES |= dict.fromkeys(("init_model", "fetch_model"), "model")
+SOURCES = {
+    **dict.fromkeys(("import_dataset", "label_pairs", "select_responses"), "dataset"),
+    **dict.fromkeys(("init_model", "fetch_model"), "model"),
+}
 
 
 def main(job: Job[Any]) -> None:
@@ -185,14 +187,13 @@ def comparison(job: Job[Any]) -> Page:
     metrics = [*result_paths(stage, initials), *benchmarks]
     write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, metrics))
     labels = {key: label for run in runs for key, label in run.curve_labels().items()}
-    lines = {group.name: group.points for group in groups}
     logs = ", ".join(run.name for run in runs if not run.compared)
     return Page(
         translate("comparison", stage=name_of("stages", stage)),
         name,
         sections=[
             Section(translate("results"), tables=result_tables(groups, metrics)),
-            Section(translate("curves"), curves(labels, lines)),
+            Section(translate("curves"), curves(labels, {of.name: of.points for of in groups})),
             Section(translate("differing_settings"), tables=[setting_table(groups)]),
         ],
         notes=[

@@ -34,8 +34,6 @@ from snakechat.data.yaml_files import root_node
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.commands import command_words, names_in
 
-# `<<: *name` takes over the keys of another mapping; several ones add up.
-MERGE = "tag:yaml.org,2002:merge"
 # Spaces and punctuation of Chinese input methods that look like YAML's.
 FULL_WIDTH = re.compile("[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 
@@ -83,17 +81,14 @@ def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
         lines: dict[tuple[str, str], int] = {}
         for key, value in node.value:
             written, line = (key.tag, str(key.value)), key.start_mark.line + 1
-            if written in lines and key.tag != MERGE:
+            # `<<: *name` takes over the keys of another mapping; several ones add up.
+            if written in lines and key.tag != "tag:yaml.org,2002:merge":
                 raise ConfigError(
                     f"{name}: {path}{key.value} is written twice, in lines {lines[written]} and"
                     f" {line}: keep one of them, the first one would be ignored"
                 )
             lines[written] = line
             _check_keys(name, value, f"{path}{key.value}.")
-
-
-# Keys whose values are text, even if they look like numbers: a commit may consist of digits.
-TEXT_KEYS = {"revision"}
 
 
 def load_config(
@@ -126,8 +121,9 @@ def parse_command_line_values(value: Any) -> Any:
     """
     match value:
         case dict():
+            # A commit is text, even if it consists of digits.
             return {
-                key: item if key in TEXT_KEYS else parse_command_line_values(item)
+                key: item if key == "revision" else parse_command_line_values(item)
                 for key, item in value.items()
             }
         case list():
@@ -169,8 +165,7 @@ def add_sweeps(config: Config) -> None:
         for values in itertools.product(*over.values()):
             changes = dict(zip(over, values, strict=True))
             # A model is SECTION/NAME.
-            parts = (f"{key}-{value}".replace("/", "-") for key, value in changes.items())
-            name = "-".join([sweep, *parts])
+            name = "-".join([sweep, *(f"{key}-{changes[key]}" for key in over)]).replace("/", "-")
             if name in recipes or not RECIPE_NAME.fullmatch(name):
                 raise ConfigError(
                     f"config: {place} makes recipe {name}, which exists, or is not a valid name:"
@@ -270,8 +265,9 @@ def _cycles(config: Config) -> Iterator[str]:
     graph: dict[Reference, list[Reference]] = {}
     for recipe, place in config.places.items():
         if recipe.section in RECIPES:
-            names = config.references(*recipe).values()
-            graph[recipe] = [model for named in names for model in named.values()]
+            graph[recipe] = [
+                model for named in config.references(*recipe).values() for model in named.values()
+            ]
             for dataset, _ in config.recipe(*recipe)["datasets"]:
                 config.entry("datasets", dataset, f"{place}.datasets")
                 if generations := config.generated_by(dataset):
@@ -281,7 +277,7 @@ def _cycles(config: Config) -> Iterator[str]:
     except CycleError as error:
         # In the list, each one depends on the one before it.
         cycle = error.args[1][::-1]
-        path = " -> ".join("/".join(recipe) for recipe in cycle)
+        path = " -> ".join(map("/".join, cycle))
         yield f"{cycle[0].section}.recipes.{cycle[0].name} depends on itself: {path}"
 
 
@@ -291,7 +287,6 @@ def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, An
     format = entry.get("format", "")
     kind = f"format {format}" if format else "select: best"
     is_unpaired = phase == "reward" and "label" not in entry and not _has_pairs(entry)
-    is_labelled = stage == "dpo" and format in UNPAIRED
     problems = {
         f"whose split gives no rows to {phase}": not config.split_weights(name)[phase],
         f"which has no responses ({kind}): use it for rlhf": phase != "rlhf" and format == PROMPTS,
@@ -299,7 +294,7 @@ def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, An
             format == TEXTS and recipe.get("train_on") != "all_tokens"
         ),
         f"which has no rejected responses ({kind}): use it for sft or rlhf": (
-            is_unpaired and not is_labelled
+            is_unpaired and not (stage == "dpo" and format in UNPAIRED)
         ),
         f"whose responses are not paired ({kind}): set loss: kto, or use pairs": (
             is_unpaired and not has_reference_point(recipe["loss"])
@@ -321,8 +316,8 @@ def _command_problems(command: str, names: Iterable[str], place: str) -> Iterato
 def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterator[str]:
     """Yield why nothing scores the responses of a recipe, or its functions cannot run."""
     settings = config.recipe(stage, name)
-    needs_scores = settings.get("algorithm") != "distill"
-    if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
+    has_scores = settings["reward"] is not None or settings["reward_functions"]
+    if settings.get("algorithm") != "distill" and not has_scores:
         yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
     kept = (config.values["datasets"][each].get("keep", {}) for each, _ in settings["datasets"])
     columns = frozenset(column for names in kept for column in named_columns(names))

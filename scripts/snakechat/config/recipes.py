@@ -229,9 +229,8 @@ class Config:
             if "deployment" in changes:
                 placement = self.entry("deployments", changes.pop("deployment"), place)
             placement = {**placement, **changes}
-        if (named := self.values["deployment"]) is not None:
-            placement = self.entry("deployments", named, "deployment")
-        return placement
+        named = self.values["deployment"]
+        return placement if named is None else self.entry("deployments", named, "deployment")
 
     @property
     def places(self) -> dict[Reference, str]:
@@ -247,8 +246,11 @@ class Config:
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe as its program receives them, without names of inputs."""
         inputs = {key for key, _ in RECIPES[stage].notes(RefersTo)} | NOT_SETTINGS
-        used = self.used_settings(stage, name)
-        settings = {key: value for key, value in used.items() if key not in inputs}
+        settings = {
+            key: value
+            for key, value in self.used_settings(stage, name).items()
+            if key not in inputs
+        }
         if stage in ("rlhf", "generations"):
             settings |= self.reward_settings(stage, name, "reward")
         return settings
@@ -290,8 +292,7 @@ class Config:
         found: dict[str, dict[str, Reference]] = {}
         for key, allowed in RECIPES[stage].notes(RefersTo):
             used_by, value = f"{stage}.recipes.{name}.{key}", self.recipe(stage, name)[key]
-            is_list = key in ("compare_with", "benchmarks")
-            texts = value if is_list else weighted_references(value)
+            texts = value if key in ("compare_with", "benchmarks") else weighted_references(value)
             found[key] = {text: self._reference(text, allowed, used_by) for text in texts}
         return found
 
@@ -305,8 +306,7 @@ class Config:
             # Names on the Hub have a slash, too.
             hint = "" if section in self.values else ": models needs an entry with the path or hub"
             raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
-        has_recipes = section not in ("models", "benchmarks", JUDGES)
-        self.entry(f"{section}.recipes" if has_recipes else section, name, used_by)
+        self.entry(f"{section}.recipes" if section in RECIPES else section, name, used_by)
         return Reference(section, name)
 
     def origin(self, stage: str, name: str) -> Reference:

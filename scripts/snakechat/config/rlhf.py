@@ -270,10 +270,11 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     def problems(self) -> dict[str, bool]:
         algorithm, generations, batch = self.algorithm, self.num_generations, self.global_batch_size
         longest, buffer = self.max_response_length, self.overlong_buffer
-        is_k1_in_loss = (self.kl_in, self.kl_estimator) == ("loss", "k1")
         return super().problems() | {
             "kl_estimator: k1 has no effect in the loss, because the mean of its gradient is 0: use"
-            " k2 or k3": is_k1_in_loss and algorithm != "distill",
+            " k2 or k3": (
+                (self.kl_in, self.kl_estimator) == ("loss", "k1") and algorithm != "distill"
+            ),
             f"overlong_buffer: {buffer} is more than max_response_length ({longest})": (
                 buffer > longest
             ),

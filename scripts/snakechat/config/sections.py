@@ -147,12 +147,12 @@ class RecipePlacement(Deployment):
                 ),
             }
         size, gpus = self.vllm_tensor_parallel_size or 1, self.gpus_per_node
-        text = f"{size} does not divide the {gpus} GPUs of a node (gpus_per_node): set a divisor"
         return problems | {
             f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})": (
                 (self.max_mem_mb or self.mem_mb) < self.mem_mb
             ),
-            f"vllm_tensor_parallel_size: {text}": gpus % size > 0,
+            f"vllm_tensor_parallel_size: {size} does not divide the {gpus} GPUs of a node"
+            " (gpus_per_node): set a divisor": gpus % size > 0,
         }
 
 
@@ -232,8 +232,8 @@ class TrainingKeys(RecipeKeys, CommandKeys):
         unread = super().without_effect(settings)
         if settings.get("command"):
             read = READ_WITH_COMMAND | TrainingKeys.model_fields.keys()
-            reason = "with a command, which does not receive it"
-            unread |= dict.fromkeys(cls.model_fields.keys() - read, reason)
+            others = cls.model_fields.keys() - read
+            unread |= dict.fromkeys(others, "with a command, which does not receive it")
         return unread
 
 

@@ -26,11 +26,9 @@ ALL_KEYS = "docs/en/config.md has all keys, docs/en/migration.md the keys of oth
 
 
 class ReadIf(NamedTuple):
-    """The condition under which a setting has an effect, in the annotation of its field.
+    """Whether a setting has an effect, given all settings, in the annotation of its field.
 
-    Attributes:
-        is_read: Whether it has an effect, given all settings.
-        otherwise: When it has none, for the error.
+    otherwise: When it has none, for the error.
     """
 
     is_read: Callable[[Mapping[str, Any]], bool]
@@ -46,11 +44,9 @@ def only_with(key: str, *values: str) -> ReadIf:
 
 
 class RefersTo(NamedTuple):
-    """The sections whose entries a setting may name, in the annotation of its field.
+    """The sections whose entries a setting may name as SECTION/NAME.
 
-    Attributes:
-        sections: Those that it names as SECTION/NAME.
-        plain: The one that it names by NAME alone.
+    plain: The section whose entries it names by NAME alone.
     """
 
     sections: tuple[str, ...]
@@ -110,23 +106,29 @@ class Settings(BaseModel):
     @cache
     def notes(cls, kind: type) -> list[tuple[str, Any]]:
         """Return (key, note) of each ReadIf or RefersTo in the annotations of fields."""
-        fields = cls.model_fields.items()
-        return [(key, note) for key, of in fields for note in of.metadata if isinstance(note, kind)]
+        return [
+            (key, note)
+            for key, of in cls.model_fields.items()
+            for note in of.metadata
+            if isinstance(note, kind)
+        ]
 
     @classmethod
     def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
         """Return the keys that nothing reads, given all settings, each with the reason."""
-        conditions = cls.notes(ReadIf)
-        return {key: each.otherwise for key, each in conditions if not each.is_read(settings)}
+        return {
+            key: each.otherwise for key, each in cls.notes(ReadIf) if not each.is_read(settings)
+        }
 
 
 class Entry(Settings):
     """Settings without defaults: each key that is present was written for its effect."""
 
     def problems(self) -> dict[str, bool]:
-        unread = self.without_effect(vars(self)).items()
-        keys = self.model_fields_set
-        return {f"{key}: has no effect {why}: remove it": key in keys for key, why in unread}
+        return {
+            f"{key}: has no effect {why}: remove it": key in self.model_fields_set
+            for key, why in self.without_effect(vars(self)).items()
+        }
 
 
 def _check_regex(text: str) -> str:
@@ -246,13 +248,12 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
 
     def problems(self) -> dict[str, bool]:
         # Those that compare evaluations, with their values that do not.
-        keys = {"save_strategy": "last", "early_stopping_patience": 0}
-        values = {key: getattr(self, key) for key in keys}
+        unused = {"save_strategy": "last", "early_stopping_patience": 0}
         return {
-            f"{key}: {value} needs evaluations: set eval_steps, or {key}: {keys[key]}": (
-                value != keys[key] and not self.eval_steps
+            f"{key}: {getattr(self, key)} needs evaluations: set eval_steps, or {key}: {value}": (
+                getattr(self, key) != value and not self.eval_steps
             )
-            for key, value in values.items()
+            for key, value in unused.items()
         }
 
 

@@ -149,14 +149,9 @@ def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
 
 
 class Figure(NamedTuple):
-    """A number of an evaluation.
+    """A number of an evaluation with its 95 % interval, if it has one, as the mean of n seeds.
 
-    Attributes:
-        value: The number.
-        interval: Its 95 % interval, if it has one.
-        n: Of how many seeds it is the mean.
-        scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise
-            None.
+    scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise None.
     """
 
     value: float

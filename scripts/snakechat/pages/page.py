@@ -42,12 +42,8 @@ CONTEXT = 8
 
 
 class Cell(NamedTuple):
-    """A cell of a table with an interval or a tone, or a result in large print.
-
-    Attributes:
-        value: The number.
-        interval: Its interval, and further facts in small print.
-        tone: "better" or "worse" for a difference that excludes 0.
+    """A cell of a table, or a result in large print: a number, its interval with further facts, and
+    a tone: "better" or "worse" for a difference that excludes 0.
     """
 
     value: str
@@ -94,13 +90,8 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page.
-
-    Attributes:
-        eyebrow: The kind of page, above the title.
-        cards: The main results, by name.
-        remarks: Sentences above the sections.
-        notes: Small print below them.
+    """A page: eyebrow is its kind, above the title; cards are the main results, by name; remarks
+    are sentences above the sections; notes are small print below them.
     """
 
     eyebrow: str
@@ -128,15 +119,15 @@ def value_table(caption: str, values: Mapping[str, Any], note: str = "") -> Tabl
     return Table(caption, [], [[key, as_text(value)] for key, value in values.items()], note)
 
 
-# By the names of columns, functions that return the figure at a path, or None if there is none.
-Columns = Mapping[str, Callable[[str], Figure | None]]
-
-
 def metric_table(
-    caption: str, columns: Columns, paths: Iterable[str], differences: bool = False
+    caption: str,
+    columns: Mapping[str, Callable[[str], Figure | None]],
+    paths: Iterable[str],
+    differences: bool = False,
 ) -> Table:
     """Return a table with a row for each metric that a column has.
 
+    columns: By name, functions that return the figure at a path, or None if there is none.
     differences: Whether the figures are differences.
     """
     found = {path: [figure_at(path) for figure_at in columns.values()] for path in paths}
@@ -165,9 +156,8 @@ def figure_cell(path: str, figure: Figure) -> Cell:
     if figure.n > 1:
         notes.append(f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}")
     better = {"higher": 1, "lower": -1}.get(names_of(path).get("better", ""), 0)
-    tone = TONES[better * figure.direction]
     text = format_metric(path, figure.value, is_difference, digits)
-    return Cell(text, " ".join(notes), tone)
+    return Cell(text, " ".join(notes), TONES[better * figure.direction])
 
 
 def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
@@ -258,8 +248,8 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 def write_page(path: Path, language: str, page: Page) -> None:
     """Write an HTML page."""
-    values = {"language": language, "_": translate, **page._asdict()}
-    path.write_text(HTML.get_template("page.html").render(values), encoding="utf-8")
+    template = HTML.get_template("page.html")
+    path.write_text(template.render(page._asdict(), language=language, _=translate), "utf-8")
 
 
 def write_record(folder: Path, page: Page) -> None:

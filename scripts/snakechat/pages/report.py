@@ -102,8 +102,8 @@ def report(job: Job[Any]) -> Page:
         notes=[translate("report_note")],
     )
     write_record(job.result, page)
-    cost = {translate("total_time"): Cell(total_cost(runs))}
-    text = HTML.get_template("report_headline.html").render(cards={**page.cards, **cost})
+    cards = {**page.cards, translate("total_time"): Cell(total_cost(runs))}
+    text = HTML.get_template("report_headline.html").render(cards=cards)
     (job.result / "headline.html").write_text(text, encoding="utf-8")
     rows = (
         (of.stage, name, f"{value:.10g}")
@@ -145,9 +145,11 @@ def remarks_on(training: Training) -> Iterator[str]:
     """Yield sentences about what readers of a report may misunderstand."""
     metrics, facts = training.metrics, training.facts
     if training.stage == "rlhf":
-        keys = ("score", "judge_score", "success")
-        changes = {key: read_figure(metrics, f"{key}_difference") for key in keys}
-        directions = {key: figure.direction for key, figure in changes.items() if figure}
+        directions = {
+            key: figure.direction
+            for key in ("score", "judge_score", "success")
+            if (figure := read_figure(metrics, f"{key}_difference"))
+        }
         initial = name_of("models", initial_model(metrics))
         for key, direction in directions.items():
             if directions.get("score", 0) > 0 > direction:
@@ -281,8 +283,9 @@ def headline(stage: str, metrics: Metrics) -> dict[str, Cell]:
             metric = path.removesuffix("_difference")
             label = label_of(metric)
             if metric != path:
-                name = name_of("models", initial)
-                label = translate("change_to_rlhf", initial=name, metric=label)
+                label = translate(
+                    "change_to_rlhf", initial=name_of("models", initial), metric=label
+                )
             cards[label] = figure_cell(metric, figure)
     [count] = NAMES["counts"].keys() & metrics.keys()
     return cards | {name_of("counts", count): Cell(format_number(metrics[count]))}
@@ -367,8 +370,8 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
     if others := models.keys() - {stage}:
         initial = initial_model(others)
         change = partial(benchmark_change, models[initial], models[stage])
-        difference = {difference_name(stage, initial): change}
-        tables.insert(0, metric_table("", difference, paths, differences=True))
+        changes = {difference_name(stage, initial): change}
+        tables.insert(0, metric_table("", changes, paths, differences=True))
     return [Section(translate("benchmarks"), tables=tables)]
 
 
@@ -382,8 +385,8 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
     difference, interval = new.value - old.value, None
     if items[0] and len(items[0]) == len(items[1]):
         old_items, new_items = (np.array([values], float) for values in items)
-        rows = np.arange(len(items[0]))
-        interval = mean_difference(new_items, old_items, rows)["interval_95"]
+        clusters = np.arange(len(items[0]))
+        interval = mean_difference(new_items, old_items, clusters)["interval_95"]
     elif old.interval and new.interval:
         # Half of each width; both are symmetric and independent.
         half = math.hypot(*((high - low) / 2 for low, high in (old.interval, new.interval)))

@@ -64,7 +64,6 @@ class Training(NamedTuple):
     """A training with its evaluation.
 
     Attributes:
-        stage: sft, reward, dpo or rlhf.
         name: Its path; in a comparison, the name of the recipe.
         settings, facts: What the lineage has of it; empty for a training log of another program.
         steps: The lines of metrics.jsonl.
@@ -115,8 +114,11 @@ def read_training(
     steps = [*map(json.loads, io.StringIO(read_version_file(folder, "metrics.jsonl")))]
     metrics = json.loads(read_version_file(evaluation, "metrics.json"))
     if {"accuracy", "auc"} & metrics.keys() and steps and steps[0]["step"] == 0:
-        evaluated = (item for item in steps[0].items() if item[0].startswith("eval_"))
-        metrics["before"] = {key.removeprefix("eval_"): value for key, value in evaluated}
+        metrics["before"] = {
+            key.removeprefix("eval_"): value
+            for key, value in steps[0].items()
+            if key.startswith("eval_")
+        }
     run = read_run_record(folder, entry) or {}
     stats = json.loads((tokens / "stats.json").read_text()) if tokens else {}
     return Training(stage, name, entry["settings"], entry["facts"], steps, metrics, run, stats)
@@ -191,8 +193,10 @@ def throughput(training: Training) -> dict[str, float | None]:
     # In RLHF, the actor generates and evaluates each token, the reference evaluates it, reward
     # model and critic score it. A reward model only counts with a critic, at the critic's size.
     forwards = {"model": 0, "actor": 2 if run.get("evaluated_in_update") else 3, "critic": 2}
-    epochs = settings.get("ppo_epochs", 1)
-    passes = [(model, forwards[name], epochs) for name, model in run["models"].items()]
+    passes = [
+        (model, forwards[name], settings.get("ppo_epochs", 1))
+        for name, model in run["models"].items()
+    ]
     batch = settings.get("rollout_batch_size", settings["global_batch_size"])
     rows = min(batch, train["rows"]) / run["seconds_per_step"]
     tokens = rows * (prompt + responses)
@@ -217,12 +221,12 @@ def curves(
 
     lines: By name, functions that return the points of the metric with a key, none without it.
     """
-    figures = {}
-    for key, label in labels.items():
-        points = {name: points_at(key) for name, points_at in lines.items()}
-        if any(points.values()):
-            figures[label] = draw_lines(label, points, is_fraction(key))
-    return figures
+    points = {key: {name: points_at(key) for name, points_at in lines.items()} for key in labels}
+    return {
+        label: draw_lines(label, points[key], is_fraction(key))
+        for key, label in labels.items()
+        if any(points[key].values())
+    }
 
 
 def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
