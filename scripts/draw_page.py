@@ -242,8 +242,10 @@ def group_by_settings(runs: Sequence[Training], by_differences: bool = False) ->
         is_apart = "@" in each.name or not each.compared
         found.setdefault(each.name if is_apart else compared, []).append(each)
     groups = [Group(of[0].name, of) for of in found.values()]
-    shared = [f"-seed-{of.seeds[0]}" if len(of.runs) > 1 else "" for of in groups]
-    seedless = [of.name.replace(seed, "") for of, seed in zip(groups, shared, strict=True)]
+    seedless = [
+        of.name.replace(f"-seed-{of.seeds[0]}", "") if len(of.runs) > 1 else of.name
+        for of in groups
+    ]
     columns = [group.runs[0].compared for group in groups]
     differences = setting_differences(columns) if by_differences else {}
     settings = [

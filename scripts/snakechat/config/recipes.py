@@ -178,9 +178,11 @@ class Config:
         for key in section.split("."):
             entries = entries[key]
         if name not in entries:
-            hint = "correct the name, or add the --configfile that has it"
-            if section in ("datasets", "models"):
-                hint = f"{section} needs an entry with the path of your files, or their hub"
+            hint = (
+                f"{section} needs an entry with the path of your files, or their hub"
+                if section in ("datasets", "models")
+                else "correct the name, or add the --configfile that has it"
+            )
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
                 f" {available(name, entries)}: {hint}"

@@ -88,10 +88,9 @@ def in_order(value: RewardReferences) -> RewardReferences:
     LLM judges come last, by name: another order of them is the same sum.
     """
     weights = weighted_references(value)
-    pairs = sorted(weights.items(), key=lambda pair: pair[0] if _is_judge(pair[0]) else "")
     if isinstance(value, str | None) or [*weights.values()] == [1]:
         return next(iter(weights), None)
-    return pairs
+    return sorted(weights.items(), key=lambda pair: pair[0] if _is_judge(pair[0]) else "")
 
 
 # A value of `reward` or `judge`.
@@ -127,12 +126,6 @@ def _without_empty_arguments(
         name: entry if isinstance(entry, float) or entry.arguments else entry.weight
         for name, entry in functions.items()
     }
-
-
-# The weight of each function, rewards/NAME.py.
-RewardFunctions = Annotated[
-    dict[Name, Number | WeightedFunction], AfterValidator(_without_empty_arguments)
-]
 
 
 def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, Any]]]:
@@ -183,7 +176,10 @@ class SampledSettings(Settings):
 
     # The first one may initialize the critic.
     reward: Reward
-    reward_functions: RewardFunctions
+    # The weight of each function, rewards/NAME.py.
+    reward_functions: Annotated[
+        dict[Name, Number | WeightedFunction], AfterValidator(_without_empty_arguments)
+    ]
 
     max_prompt_length: Count
     max_response_length: Count

@@ -123,7 +123,6 @@ def training_section(training: Training, folders: Mapping[str, Path]) -> Section
     }
     tokens, model = (folders[f"{key}{stage}"] for key in ("tokens.", "train_"))
     read_row = row_reader(tokens, "train", model, settings.get("train_on") == "all_tokens")
-    number = min(SHOWN_ROWS, training.tokens["train"]["rows"])
     folded = {
         # The table of software has the distributions of a command.
         translate("settings"): {k: v for k, v in settings.items() if k != "distributions"},
@@ -135,7 +134,7 @@ def training_section(training: Training, folders: Mapping[str, Path]) -> Section
         figures=curves(training.curve_labels(), lines),
         tables=[
             *([run_table(training)] if training.run else []),
-            *row_tables(read_row, range(number)),
+            *row_tables(read_row, range(min(SHOWN_ROWS, training.tokens["train"]["rows"]))),
         ],
         folded=[value_table(name, dict(sorted(of.items()))) for name, of in folded.items() if of],
     )

@@ -40,9 +40,10 @@ from snakechat.workflow.manifest import read_run_record
 
 # What DeepSpeed-Chat's mains print: an evaluation before training and after each epoch, in step 3
 # the mean reward of each batch. Measurements are DeepSpeed's own.
-NUMBER = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
 PRINTED = yaml.safe_load(
-    (TABLES / "deepspeed_chat.yaml").read_text("utf-8").replace("NUMBER", NUMBER)
+    (TABLES / "deepspeed_chat.yaml")
+    .read_text("utf-8")
+    .replace("NUMBER", r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)")
 )
 # What a training has of all measurements that a log has.
 MEASURED: dict[str, Callable[[list[float]], float]] = {

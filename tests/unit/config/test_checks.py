@@ -39,7 +39,11 @@ REWARD_FUNCTIONS = {
 }
 
 GENERATED = {"generations": "tiny", "select": "best", "split": {"sft": 1, "reward": 1, "rlhf": 1}}
-OF_MINE = {"datasets": ["mine"]}
+MINE, OF_MINE = {"datasets": {"mine": GENERATED}}, {"datasets": ["mine"]}
+OF_GENERATED = {"init": {"model_type": "opt"}, "tokenizer": {"train_on": "mine", "vocab_size": 300}}
+LABELS = {"label": "mine", "llm_judge": "wise"}
+SFT_ALONE = {"sft": 1, "reward": 0, "rlhf": 0}
+TWO_OF_THREE = {"vllm_tensor_parallel_size": 2, "gpus_per_node": 3}
 
 # The key that the error names, and changes to config.yaml. One case for each kind of check.
 MISTAKES = [
@@ -52,32 +56,12 @@ MISTAKES = [
     ("datasets.mine.keep", with_dataset(keep=["first.answer", "second.answer"])),
     ("sft.recipes.tiny.datasets", tiny("sft", datasets=["toy", {"toy": 2}])),
     ("reward.recipes.mine.datasets", with_dataset("reward", format="messages")),
-    (
-        "reward.recipes.mine.datasets",
-        with_dataset("reward", split={"sft": 1, "reward": 0, "rlhf": 0}),
-    ),
-    (
-        "dpo.recipes.mine.datasets",
-        {"datasets": {"mine": GENERATED}, "dpo": {"recipes": {"mine": OF_MINE}}},
-    ),
+    ("reward.recipes.mine.datasets", with_dataset("reward", split=SFT_ALONE)),
+    ("dpo.recipes.mine.datasets", MINE | {"dpo": {"recipes": {"mine": OF_MINE}}}),
     # Rows of a model that has to be there before.
-    (
-        "models.mine.tokenizer.train_on",
-        {
-            "models": {
-                "mine": {
-                    "init": {"model_type": "opt"},
-                    "tokenizer": {"train_on": "mine", "vocab_size": 300},
-                }
-            },
-            "datasets": {"mine": GENERATED},
-        },
-    ),
+    ("models.mine.tokenizer.train_on", MINE | {"models": {"mine": OF_GENERATED}}),
     # A dataset that depends on itself.
-    (
-        "datasets.mine.label",
-        {**with_judge(), "datasets": {"mine": {"label": "mine", "llm_judge": "wise"}}},
-    ),
+    ("datasets.mine.label", {**with_judge(), "datasets": {"mine": LABELS}}),
     (
         "rlhf.presets.mine.preset",
         {"rlhf": {"presets": {"mine": {"preset": "ppo"}}, **tiny("rlhf", preset="mine")["rlhf"]}},
@@ -86,11 +70,8 @@ MISTAKES = [
     ("rlhf.recipes.tiny", tiny("rlhf", algorithm="distill", teacher="rlhf/tiny")),
     (
         "sft.recipes.tiny",
-        {
-            **with_judge(),
-            "datasets": {"mine": {"label": "toy-round-1", "llm_judge": "wise"}},
-            **tiny("sft", **OF_MINE),
-        },
+        {**with_judge(), "datasets": {"mine": LABELS | {"label": "toy-round-1"}}}
+        | tiny("sft", **OF_MINE),
     ),
     # Settings that do not fit each other.
     ("reward.recipes.tiny.save_strategy", tiny("reward", save_strategy="best")),
@@ -126,11 +107,7 @@ MISTAKES = [
     ),
     (
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
-        tiny(
-            "rlhf",
-            generation_backend="vllm",
-            placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 3},
-        ),
+        tiny("rlhf", generation_backend="vllm", placement=TWO_OF_THREE),
     ),
     # Reward functions: unknown, with a syntax error, nested too deeply, with an unknown argument,
     # without a column, with the name of the reward model in metrics.
