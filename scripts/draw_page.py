@@ -91,8 +91,8 @@ def response_page(job: Job[Any]) -> Page:
             tables.append(Table(prompt, head, rows, has_texts=True))
         sections.append(Section(name, tables=tables))
     title = f"{job.settings.stage}/{job.settings.name}"
-    note = translate("prompt_eval_note", **settings)
-    return Page(translate("prompt_eval"), title, sections, notes=[note])
+    notes = [translate("prompt_eval_note", **settings)]
+    return Page(translate("prompt_eval"), title, sections, notes=notes)
 
 
 def score_page(job: Job[Any]) -> Page:
@@ -123,8 +123,7 @@ def score_page(job: Job[Any]) -> Page:
         for path in ("accuracy", "base.accuracy", "ties")
         if (figure := read_figure(metrics, path))
     }
-    title = f"{job.settings.stage}/{job.settings.name}"
-    return Page(translate("rw_eval"), title, sections, cards)
+    return Page(translate("rw_eval"), f"{job.settings.stage}/{job.settings.name}", sections, cards)
 
 
 # --- comparisons ----------------------------------------------------------------------------------

@@ -178,9 +178,8 @@ def add_sweeps(config: Config) -> None:
 
 # --- what a schema cannot state: names, splits, templates, generations ----------------------------
 
-# Names in braces of all commands; of recipes' commands too; of RLHF's commands too.
+# Names in braces of all commands.
 NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
-NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
 
 
 def _problems(config: Config) -> Iterator[str]:
@@ -221,8 +220,11 @@ def _problems(config: Config) -> Iterator[str]:
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
-            names = NAMES + (NAMES_OF_RECIPES if stage != "benchmarks" else ())
-            names += NAMES_OF_RLHF if stage == "rlhf" else ()
+            names = [
+                *NAMES,
+                *(("data", "tokens", "reference") if stage != "benchmarks" else ()),
+                *(("reward",) if stage == "rlhf" else ()),
+            ]
             yield from _command_problems(command, names, place)
         if stage != "benchmarks":
             yield from _recipe_problems(config, stage, name, place)
@@ -319,8 +321,11 @@ def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterat
     has_scores = settings["reward"] is not None or settings["reward_functions"]
     if settings.get("algorithm") != "distill" and not has_scores:
         yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
-    kept = (config.values["datasets"][each].get("keep", {}) for each, _ in settings["datasets"])
-    columns = frozenset(column for names in kept for column in named_columns(names))
+    columns = frozenset(
+        column
+        for dataset, _ in settings["datasets"]
+        for column in named_columns(config.values["datasets"][dataset].get("keep", {}))
+    )
     models = input_names("reward", settings["reward"]).values()
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
         path = config.sources / f"rewards/{function}.py"

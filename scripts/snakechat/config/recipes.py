@@ -161,8 +161,7 @@ class Config:
     """
 
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
-        self.values = values
-        self.root, self.sources = root, sources
+        self.values, self.root, self.sources = values, root, sources
         self.swept: dict[Reference, tuple[str, dict[str, Any]]] = {}
         # Planning asks for the settings of a recipe dozens of times. They are not changed.
         self.recipe = cache(self._recipe_of)

@@ -52,9 +52,7 @@ POSITIONAL = ("prompts", "responses")
 
 def weighted_references(value: RewardReferences) -> dict[str, float]:
     """Return the weight of each reference of `reward` or `judge`."""
-    if value is None:
-        return {}
-    return {value: 1.0} if isinstance(value, str) else dict(value)
+    return {value: 1.0} if isinstance(value, str) else dict(value or {})
 
 
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:

@@ -158,9 +158,13 @@ def run_table(training: Training) -> Table:
     """Return the table of the run of a training, which is known."""
     run, steps = training.run, training.steps
     prefix = "policy/" if training.stage == "rlhf" else ""
-    measured = {"command": rebuild_command(training.name, run), **training.facts, **run}
-    for key in ("skipped_steps", "loss_scale"):
-        measured[key] = steps[-1].get(f"{prefix}{key}") if steps else None
+    last = steps[-1] if steps else {}
+    measured = {
+        "command": rebuild_command(training.name, run),
+        **training.facts,
+        **run,
+        **{key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")},
+    }
     for name, key in {"losses": f"{prefix}loss", "value_losses": "value/loss"}.items():
         if losses := [step[key] for step in steps if step.get(key) is not None]:
             means = losses[0], losses[-1], statistics.fmean(losses)
