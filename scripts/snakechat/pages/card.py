@@ -50,8 +50,9 @@ def write_cards(models: Iterable[PlannedJob]) -> None:
         manifest, record = read_manifest(manifest_path(folder)), read_run_record(folder)
         if manifest is None or record is None or not folder.is_dir():
             continue
-        results, jobs = {model.path: result_id(manifest)}, merge_lineages([manifest])
-        text = model_card(model.path, named_lineage(results, jobs, model.names), record)
+        made = {model.path: result_id(manifest)}
+        lineage = named_lineage(made, merge_lineages([manifest]), model.names)
+        text = model_card(model.path, lineage, record)
         card = folder / CARD
         # One that is not UTF-8 was edited.
         old = card.read_text(encoding="utf-8", errors="replace") if card.exists() else None

@@ -148,7 +148,7 @@ def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
 
 
 class Figure(NamedTuple):
-    """A number of an evaluation with its 95 % interval, if it has one, as the mean of n seeds.
+    """A number of an evaluation: the mean of n seeds, with its 95 % interval if it has one.
 
     scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise None.
     """

@@ -65,6 +65,7 @@ class Training(NamedTuple):
     """A training with its evaluation.
 
     Attributes:
+        stage: sft, reward, dpo or rlhf.
         name: Its path; in a comparison, the name of the recipe.
         settings, facts: What the lineage has of it; empty for a training log of another program.
         steps: The lines of metrics.jsonl.
@@ -134,7 +135,11 @@ def read_log(path: Path, name: str, stage: str) -> Training:
     text = path.read_text(encoding="utf-8", errors="replace")
     printed = PRINTED | PRINTED[stage]
     found = [
-        {key: float(of) for key, of in zip(printed["names"], match.groups(), strict=True) if of}
+        {
+            key: float(number)
+            for key, number in zip(printed["names"], match.groups(), strict=True)
+            if number
+        }
         for match in re.finditer(printed["evaluation"], text)
     ]
     if not found:
