@@ -142,10 +142,10 @@ class SourceDataset(DatasetKeys, Source):
 
     def problems(self) -> dict[str, bool]:
         named = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
-        selects = self.name is not None or bool(named & {"train", "eval"})
         problems = super().problems() | {
             "train: selects files by a glob: remove name, and train and eval of split": (
-                self.train is not None and selects
+                self.train is not None
+                and (self.name is not None or bool(named & {"train", "eval"}))
             )
         }
         key = "columns"

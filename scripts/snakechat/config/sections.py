@@ -85,6 +85,10 @@ class Gate(Settings):
         }
 
 
+# Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
+SlurmKey = Literal["partition", "account", "qos", "constraint", "gpu_type"]
+
+
 class PlacementKeys(Settings):
     """Keys of a deployment, which a recipe may change (snakechat.workflow.processes)."""
 
@@ -106,10 +110,7 @@ class PlacementKeys(Settings):
     critic_zero_stage: Annotated[Literal[0, 1, 2, 3] | None, only_with("algorithm", "ppo")] = ABSENT
     offload_frozen: Annotated[bool, ReadIf(lambda s: "algorithm" in s, "outside of rlhf")] = ABSENT
     max_mem_mb: Count | None = ABSENT
-    # Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
-    slurm: dict[Literal["partition", "account", "qos", "constraint", "gpu_type"], str] | None = (
-        ABSENT
-    )
+    slurm: dict[SlurmKey, str] | None = ABSENT
 
 
 # A deployment has values for these, which have no defaults.
