@@ -27,8 +27,8 @@ import deepspeed  # isort: skip
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 # Elements that DeepSpeed sends together, that stage 3 keeps if they are used again before this many
-# others, and that it gathers ahead: its defaults (zero/config.py, 0.19), and the fewest parts of a
-# model's weights, so that stage 3 never holds most of a small model.
+# others, and that it gathers ahead: its defaults (zero/config.py, 0.19). Of a small model, stage 3
+# takes one part of this many at a time, so that it never holds most of it.
 BUCKET, REUSED, PREFETCHED = 500_000_000, 1_000_000_000, 50_000_000
 GATHERED_PARTS, PREFETCHED_PARTS = 16, 32
 
@@ -76,8 +76,7 @@ def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> Non
     """Read this process's partition of the deferred weights of a module.
 
     DeepSpeed partitions the others when it initializes the module. It would also partition these,
-    from a whole model in each process. It gathers the parameters that the module reads without
-    calling their modules.
+    from a whole model in each process.
     """
     # With a module, it replaces torch's linear function by one that needs less memory.
     init = deepspeed.zero.Init(module=torch.nn.Module(), config_dict_or_path=dict(config))
@@ -94,6 +93,7 @@ def partition_weights(module: torch.nn.Module, config: Mapping[str, Any]) -> Non
         part.copy_(stored.view(-1)[start : start + len(part)])
         cast(Any, weight).partition()
     module.to(deepspeed.get_accelerator().current_device_name())
+    # DeepSpeed gathers the weights of a module that is called, and must know of the others.
     for weight in getattr(module, "external_parameters", list)():
         deepspeed.zero.register_external_parameter(module, weight)
 
