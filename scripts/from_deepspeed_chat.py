@@ -157,7 +157,7 @@ def name_sources(
     datasets["local/jsonfile"] = "local"
 
     def dataset(path: str, form: dict[str, Any], more: dict[str, Any]) -> str:
-        """Return the name of a dataset. A new one gets an entry, which has also its form."""
+        """Return the name of a dataset. The config gets an entry of a new one, or for more keys."""
         each = datasets.get(path) or path.rstrip("/").replace("/", "-").lstrip(".-")
         entry = more if path in datasets else source_of(path) | form | more
         if entry:
