@@ -192,13 +192,8 @@ def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges()
 
 
 def make(mode="none", **changes):
-    settings = {
-        "kl_coef": 0,
-        "standardize_scores": mode,
-        "score_clip": None,
-        "missing_eos_penalty": 0.0,
-    }
-    settings |= {"overlong_buffer": 0, "max_response_length": 10}
+    settings = {"kl_coef": 0, "standardize_scores": mode, "score_clip": None}
+    settings |= {"missing_eos_penalty": 0.0, "overlong_buffer": 0, "max_response_length": 10}
     # Reward functions may return equal scores.
     return RlhfState(SimpleNamespace(**settings | changes), has_rewards=False)
 
