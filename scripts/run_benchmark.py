@@ -18,7 +18,7 @@ import numpy as np
 from snakechat.evaluation.comparisons import NORMAL_QUANTILE, mean_with_interval
 from snakechat.workflow.commands import run_command
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import Job, run, write_json
 
 
 def main(job: Job[Any]) -> None:
@@ -38,7 +38,7 @@ def main(job: Job[Any]) -> None:
             raise InputError(f"{job.target}: metrics.{name}: {error}") from None
         metrics["intervals_95"][name], metrics["items"][name] = found
         print(f"{name} {metrics[name]:.4g}")
-    (job.result / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
+    write_json(job.result / "metrics.json", metrics)
 
 
 def read_metric(

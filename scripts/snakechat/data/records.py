@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from snakechat.data.dialogues import Record, Turn, render_prompt
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job
+from snakechat.workflow.job import Job, write_json
 
 PHASES = ("sft", "reward", "rlhf")
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -250,7 +250,7 @@ def write_records(
         "dropped": {split: dict(sorted(each["dropped"].items())) for split, each in stats.items()},
         "size": {split: {"rows": each["rows"]} for split, each in stats.items()},
     }
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+    write_json(job.result / "stats.json", stats)
 
 
 # --- the rows of each phase -------------------------------------------------------------------

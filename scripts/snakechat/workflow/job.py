@@ -195,7 +195,7 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, manifest.Manifest]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write the metrics of a result as JSON with sorted keys."""
+    """Write metrics or statistics of a result as JSON with sorted keys."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
