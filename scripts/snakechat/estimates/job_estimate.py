@@ -97,8 +97,14 @@ def token_counts(job: PlannedJob, split: str) -> TokenCounts:
         lengths = [array.lengths for array in arrays if array]
         prompt, *responses = (of_field.mean() for of_field in lengths)
         stale = [f"assumed: rows are as long as in the stale result of {name}"]
-        notes, longest = stale if job.is_stale else [], int(np.sum(lengths, axis=0).max())
-        return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes, number)
+        return TokenCounts(
+            num_rows=len(lengths[0]),
+            prompt=prompt,
+            responses=sum(responses),
+            longest=int(np.sum(lengths, axis=0).max()),
+            notes=stale if job.is_stale else [],
+            num_responses=number,
+        )
     limit = settings.get("max_length") or settings["max_prompt_length"]
     num_rows, notes = count_rows(job, split)
     mean = ASSUMED_LENGTH * limit
@@ -305,8 +311,9 @@ class JobEstimate:
         runs += [self._run(key, SCORE, 1) for key in scorers]
         if is_apart:
             runs.append(self._run(reference, POLICY, 1))
-        note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
-        tokens = tokens._replace(notes=[*tokens.notes, note])
+        tokens.notes.append(
+            f"assumed: responses of {settings.max_response_length} tokens, the limit"
+        )
         return self._work(
             runs, rows, tokens, int(tokens.responses), ema=settings.ema_decay > 0, **sampling
         )

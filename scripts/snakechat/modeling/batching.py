@@ -215,8 +215,9 @@ class Examples:
         """Yield this rank's micro-batches of the given rows; see collate for the arguments."""
         choices, sizes = acceleration(), self._sizes(rows, packing)
         limit, multiple = choices.micro_batch_tokens, choices.pad_to_multiple_of
-        place = ranks.rank(), ranks.world_size()
-        distributed = distribute_rows(rows, sizes, limit, packing, *place, multiple)
+        distributed = distribute_rows(
+            rows, sizes, limit, packing, ranks.rank(), ranks.world_size(), multiple
+        )
         for number, (packed, counted) in enumerate(distributed, start=1):
             batch = self.collate(packed, packing, device, with_prompts, multiple)
             batch_rows = [row for sequence in packed for row in sequence]
@@ -287,8 +288,10 @@ class Examples:
             target_lengths=to_device([len(targets) for *_, targets in found]),
         )
         if packing:
-            segments = make_segments(row_ids, segment_ids, to_device)
-            return batch._replace(position_ids=to_device(positions), segments=segments)
+            return batch._replace(
+                position_ids=to_device(positions),
+                segments=make_segments(row_ids, segment_ids, to_device),
+            )
         # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
         return batch._replace(attention_mask=torch.ones_like(batch.input_ids))
 

@@ -265,8 +265,9 @@ def _sum_and_gradients(
     )
     total = torch.zeros((), device=hidden.device)
     for chunk, logits in logit_chunks(layer):
-        of_chunk = None if factors is None else factors[chunk]
-        logprobs, negative = _differentiate(logits, tokens[chunk], temperature, of_chunk)
+        logprobs, negative = _differentiate(
+            logits, tokens[chunk], temperature, None if factors is None else factors[chunk]
+        )
         total += logprobs.sum()
         if of_bias is not None:
             of_bias -= negative.sum(dim=0, dtype=torch.float32)

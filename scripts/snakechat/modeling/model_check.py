@@ -176,8 +176,7 @@ class _ModelCheck:
         with contextlib.suppress(InputError), self.describes_errors("packing"):
             difference = self.difference(self.rows)
             # Long responses to one prompt have an attention of their own on a CPU.
-            choices = dataclasses.replace(acceleration(), min_response=1)
-            with accelerated(choices):
+            with accelerated(dataclasses.replace(acceleration(), min_response=1)):
                 difference = max(difference, self.difference(self.rows))
         if all_reduce_max(difference) > self.tolerance:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")

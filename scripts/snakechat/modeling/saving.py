@@ -160,8 +160,7 @@ def write_weights(
         for name in names:
             saved = cast(SavedWeight, sources[name])
             with gather(saved.sources):
-                if is_first or master:
-                    value = saved.value(master)
+                value = saved.value(master)
                 if is_first:
                     values[name] = value.cpu().contiguous()
         if is_first:

@@ -169,8 +169,10 @@ class VllmSampler(Sampler):
         ]
         outputs = self.llm.generate(requests, params, use_tqdm=False)
         generations = list(zip(*(output.outputs for output in outputs), strict=True))
-        ids = [[list(response.token_ids) for response in responses] for responses in generations]
-        return ids, [[sampled_logprobs(response) for response in row] for row in generations]
+        return (
+            [[list(response.token_ids) for response in row] for row in generations],
+            [[sampled_logprobs(response) for response in row] for row in generations],
+        )
 
 
 def sampled_logprobs(response: Any) -> list[float]:

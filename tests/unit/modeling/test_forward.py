@@ -83,8 +83,7 @@ def packed_sum(module, kind, layout):
     """The sum of values times FACTORS over all micro-batches."""
     packing, micro_batch_tokens = LAYOUTS[layout]
     rows, total = np.arange(len(PAIRS)), 0.0
-    choices = replace(models.acceleration(), micro_batch_tokens=micro_batch_tokens)
-    with accelerated(choices):
+    with accelerated(replace(models.acceleration(), micro_batch_tokens=micro_batch_tokens)):
         micro_batches = list(
             examples_of(kind).micro_batches(rows, packing, CPU, kind == "logprobs with prompts")
         )

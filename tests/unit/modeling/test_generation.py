@@ -55,8 +55,7 @@ def sample(
 ):
     torch.manual_seed(0)
     sampler = Sampler(stops, max_response_length, temperature, num_generations)
-    choices = replace(acceleration(), micro_batch_tokens=micro_batch_tokens)
-    with accelerated(choices):
+    with accelerated(replace(acceleration(), micro_batch_tokens=micro_batch_tokens)):
         return sample_responses(model, prompts, sampler)
 
 

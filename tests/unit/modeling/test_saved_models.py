@@ -8,14 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from conftest import SEQUENCES
-from snakechat.modeling import saving
-from snakechat.modeling.loading import (
-    STORED,
-    add_lora,
-    load_causal,
-    load_scorer,
-    take_stored_weight,
-)
+from snakechat.modeling import loading, saving
+from snakechat.modeling.loading import add_lora, load_causal, load_scorer
 from snakechat.modeling.models import (
     check_sequence_length,
     make_causal,
@@ -160,7 +154,7 @@ def state_of(model):
     """All that loading decides; deferred weights are read."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     for weight in weights.values():
-        stored = take_stored_weight(weight)
+        stored = loading.take_stored_weight(weight)
         if stored is not None:
             assert weight.untyped_storage().nbytes() == weight.element_size()
             weight.data = stored.to(weight.dtype)
@@ -180,7 +174,7 @@ def test_a_deferred_model_is_the_loaded_one(
             model = load_scorer(tmp_path, dtype, tokenizer, new_head=True, deferred=deferred)
         else:
             model = load_causal(tmp_path, dtype, tokenizer, deferred)
-        assert any(hasattr(weight, STORED) for weight in model.parameters()) == deferred
+        assert any(hasattr(weight, loading.STORED) for weight in model.parameters()) == deferred
         # Adapters are drawn from the same state of the generator.
         loaded.append((*state_of(add_lora(model, 2, 4)), torch.rand(1).item()))
     (tensors, *values), (expected, *expected_values) = loaded
