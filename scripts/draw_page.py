@@ -171,8 +171,7 @@ class Group(NamedTuple):
         if n < 2:
             return None
         mean, other_mean = statistics.fmean(ours), statistics.fmean(theirs)
-        interval = difference_interval(ours, theirs)
-        return Figure(mean - other_mean, interval, n, scale=abs(other_mean))
+        return Figure(mean - other_mean, difference_interval(ours, theirs), n, abs(other_mean))
 
 
 def comparison(job: Job[Any]) -> Page:
