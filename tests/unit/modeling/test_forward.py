@@ -10,12 +10,7 @@ from torch import nn
 
 from snakechat.modeling import forward, models
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import (
-    Policy,
-    Scorer,
-    response_logprobs,
-    response_scores,
-)
+from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
 from snakechat.modeling.loading import add_lora, load_causal, load_scorer
 from snakechat.modeling.models import Acceleration, accelerated, choose_device, make_causal
 from snakechat.modeling.saving import save_model
