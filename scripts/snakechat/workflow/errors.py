@@ -52,10 +52,7 @@ def describe_error(error: Exception, target: str) -> str | None:
         return str(error)
     operation, denied = missing_kernel(error), denied_line(error)
     for applies, line in (
-        (
-            is_out_of_memory(error),
-            "out of memory: models need less with lower micro_batch_tokens",
-        ),
+        (is_out_of_memory(error), "out of memory: models need less with lower micro_batch_tokens"),
         (
             world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)),
             "another process of this job has ended",
