@@ -1,13 +1,19 @@
 """Which files of a dataset belong to its splits, train and eval.
 
-The datasets library finds its own splits, whose names differ.
+The datasets library finds its own splits, whose names differ. Its import takes a second, and
+planning imports this module: another process runs main().
 """
 
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,6 +38,7 @@ DOCUMENTS = re.compile(
 )
 # Where the library sees the files, of which it knows the names alone.
 ROOT = "memory:///dataset"
+SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -53,13 +60,17 @@ def local_paths(folder: str | Path) -> list[str]:
 
     A link to a folder is an error: the folder could contain itself, or a file twice.
     """
-    found = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*")}
-    for name, path in found.items():
-        if path.is_symlink() and path.is_dir() and not HIDDEN.search(name):
-            raise InputError(
-                f"{name} is a link to a folder: name what it leads to as `path`, or copy it there"
-            )
-    return sorted(name for name, path in found.items() if not path.is_dir())
+    paths = []
+    for parent, folders, names in os.walk(folder):
+        paths += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
+        for link in (os.path.join(parent, name) for name in folders):
+            path = os.path.relpath(link, folder)
+            if os.path.islink(link) and not HIDDEN.search(path):
+                raise InputError(
+                    f"{path} is a link to a folder: name what it leads to as `path`, or copy it"
+                    " there"
+                )
+    return sorted(paths)
 
 
 def check_sources(folder: Path, paths: Iterable[str]) -> None:
@@ -105,7 +116,8 @@ def split_files(
                 raise InputError(f"{split}: no file matches {globs[split]!r}")
     else:
         visible = [path for path in paths if not HIDDEN.search(path)]
-        found = resolve_splits([p for p in visible if kind_of(p)], configs, source.get("name"))
+        request = [path for path in visible if kind_of(path)], configs, source.get("name")
+        found = splits_in_child(json.dumps(request, default=str))
         splits = train_and_eval(found, source.get("split", {}), visible)
         assigned = {*chain(*found.values())}
         unread = [p for p in visible if p not in assigned and not DOCUMENTS.search(p)]
@@ -208,41 +220,88 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
     Raises:
         InputError: The card has invalid configs, or not the one that is read.
     """
-    # They take a second.
-    from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
-    from datasets.utils.metadata import MetadataConfigs
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    if isinstance(configs, list):
-        # Old cards have a list of names. The types of columns are of no use here.
-        configs = [{**each, "features": []} for each in configs if isinstance(each, dict)]
     try:
-        known = MetadataConfigs.from_dataset_card_data({"configs": configs})
-        chosen = name or known.get_default_config_name()
-        config = known.get(chosen, {"data_dir": name})
-        folder, patterns = config.get("data_dir") or "", config.get("data_files")
-        of_splits = sanitize_patterns(patterns) if patterns else {}
-        if known and chosen not in known:
-            problem = "several configs" if chosen is None else f"no config {chosen}"
-            raise InputError(f"the card has {problem}: set name to one of {', '.join(known)}")
-        if not (known or name is None or any(path.startswith(f"{name}/") for path in paths)):
-            raise InputError(f"name: expected a config of the card or a folder, found {name}")
-        for path in map(str, [folder, *chain(*of_splits.values())]):
-            if "://" in path or path.startswith("/") or ".." in path.split("/"):
-                raise InputError(f"the card names {path!r}: expected files of the repository")
-        files, base = MemoryFileSystem(), f"{ROOT}/{folder}".rstrip("/")
-        files.store.clear()
-        files.pipe({f"{ROOT}/{path}": b"" for path in paths})
-        splits: dict[str, set[str]] = {}
-        # A folder may have no files, and a pattern may match nothing.
-        with suppress(FileNotFoundError):
-            of_splits = of_splits or get_data_patterns(base)
-        for split, glob in [(split, glob) for split, globs in of_splits.items() for glob in globs]:
-            with suppress(FileNotFoundError):
-                found = [path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)]
-                splits.setdefault(str(split), set()).update(found)
-        return {split: sorted(found) for split, found in splits.items()}
+        return _matching_files(paths, *_chosen_config(paths, configs, name))
     except (ValueError, TypeError, AttributeError) as error:
         # The library explains with examples.
         reason = " ".join(str(error).split())[:150]
         raise InputError(f"the card has invalid configs: {reason}") from None
+
+
+def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
+    """Return the folder and the patterns of the splits of a config; no patterns for the default."""
+    from datasets.data_files import sanitize_patterns
+    from datasets.utils.metadata import MetadataConfigs
+
+    if isinstance(configs, list):
+        # Old cards have a list of names. The types of columns are of no use here.
+        configs = [{**each, "features": []} for each in configs if isinstance(each, dict)]
+    known = MetadataConfigs.from_dataset_card_data({"configs": configs})
+    if not known:
+        if name is not None and not any(path.startswith(f"{name}/") for path in paths):
+            raise InputError(f"name: expected a config of the card or a folder, found {name}")
+        return name or "", {}
+    chosen = name or known.get_default_config_name()
+    if chosen not in known:
+        problem = "several configs" if chosen is None else f"no config {chosen}"
+        raise InputError(f"the card has {problem}: set name to one of {', '.join(map(str, known))}")
+    patterns = known[chosen].get("data_files")
+    return known[chosen].get("data_dir") or "", sanitize_patterns(patterns) if patterns else {}
+
+
+def _matching_files(paths: Sequence[str], folder: str, patterns: Any) -> dict[str, list[str]]:
+    """Return the files of each split in a folder, by its patterns or, without any, by names."""
+    from datasets.data_files import get_data_patterns, resolve_pattern
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    for path in map(str, [folder, *chain(*patterns.values())]):
+        if "://" in path or path.startswith("/") or ".." in path.split("/"):
+            raise InputError(f"the card names {path!r}: expected files of the repository")
+    files, base = MemoryFileSystem(), f"{ROOT}/{folder}".rstrip("/")
+    files.store.clear()
+    for path in paths:
+        files.pipe_file(f"{ROOT}/{path}", b"")
+    splits: dict[str, set[str]] = {}
+    # A folder may have no files, and a pattern may match nothing.
+    with suppress(FileNotFoundError):
+        patterns = patterns or get_data_patterns(base)
+    for split, glob in [(split, glob) for split, globs in patterns.items() for glob in globs]:
+        with suppress(FileNotFoundError):
+            found = [path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)]
+            splits.setdefault(str(split), set()).update(found)
+    return {split: sorted(found) for split, found in splits.items()}
+
+
+@cache
+def splits_in_child(request: str) -> dict[str, list[str]]:
+    """Return what resolve_splits does, from another process; its arguments are a list as JSON."""
+    # -P: no module of the working directory takes the place of a library.
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "snakechat.data.dataset_files"],
+        input=request,
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode:
+        raise InputError((process.stderr.strip() or "the datasets library failed").splitlines()[-1])
+    return dict(json.loads(process.stdout))
+
+
+def main() -> None:
+    """Read a request of splits_in_child, and write the splits, or an error as the last line."""
+    # The package without its __init__, which would import all of its modules: half of the time.
+    spec = find_spec("datasets")
+    if spec is None:
+        sys.exit("datasets is not installed: pip install -r requirements.txt")
+    package = module_from_spec(spec)
+    package.__dict__["__version__"] = version("datasets")
+    sys.modules["datasets"] = package
+    try:
+        json.dump(resolve_splits(*json.load(sys.stdin)), sys.stdout)
+    except InputError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
 """Which files of a dataset belong to its splits."""
 
+import json
+
 import pytest
 
 from snakechat.data import dataset_files
-from snakechat.data.dataset_files import local_paths, split_files
+from snakechat.data.dataset_files import local_paths, resolve_splits, split_files, splits_in_child
 from snakechat.workflow.errors import InputError
 
 NO_ROWS = [
@@ -22,6 +24,14 @@ CARD = [{"config_name": "default", "data_files": FILES}]
 A = {"config_name": "a"}
 CONFIGS = [{"config_name": "main", "data_files": "d/train_sft*"}]
 CONFIGS += [{"config_name": "socratic", "data_dir": "s"}]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_this_process():
+    """Resolve splits without another process, whose imports take a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset_files, "splits_in_child", lambda x: resolve_splits(*json.loads(x)))
+        yield
 
 
 def split(paths, configs=None, **source):
@@ -92,6 +102,13 @@ def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
     with pytest.raises(InputError) as found:
         split(paths, configs, **source)
     assert str(found.value).startswith(error)
+
+
+def test_planning_asks_another_process():
+    files = splits_in_child(json.dumps([THREE, None, None]))
+    assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
+    with pytest.raises(InputError, match="expected a config of the card or a folder, found x"):
+        splits_in_child(json.dumps([THREE, None, "x"]))
 
 
 def test_a_link_to_a_folder_is_an_error(tmp_path):
