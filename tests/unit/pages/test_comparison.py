@@ -2,7 +2,7 @@
 
 import pytest
 
-from draw_page import (
+from snakechat.pages.comparison import (
     Group,
     comparable_settings,
     group_by_settings,
