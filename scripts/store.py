@@ -251,12 +251,14 @@ def _delete(entry: Entry, started: float) -> bool:
         if not entry.is_finished:
             with locked(folder):
                 delete_work(folder)
-        elif folder.stat().st_mtime < started:
+            return True
+        if folder.stat().st_mtime < started:
             # A job of this result makes this folder first: then this fails. No lock, which a full
             # disk has no space for.
             os.rename(folder, work_path(folder))
             delete_work(folder)
-    return not (folder if entry.is_finished else work_path(folder)).exists()
+            return True
+    return False
 
 
 if __name__ == "__main__":

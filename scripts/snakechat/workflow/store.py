@@ -16,6 +16,7 @@ A store is as trustworthy as everyone who can write to it: its results are used.
 Standard library only: the workflow imports this module while it plans.
 """
 
+import errno
 import fcntl
 import os
 import platform
@@ -85,7 +86,7 @@ def make_folders(folder: Path) -> None:
 # --- locks ------------------------------------------------------------------------------------
 
 # Not the filelock library: the workflow locks while it plans, in environments with Snakemake alone
-# (--sdm conda).
+# (--sdm conda), and filelock fails on file systems without locks, where this module warns.
 
 
 class AlreadyLocked(Exception):
@@ -116,6 +117,10 @@ def acquire_lock(path: Path, waits: bool = False) -> int:
                     raise AlreadyLocked(name) from None
                 print(f"waiting for {name}, which makes the same result", flush=True)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                    raise
+                warn(f"{path}: this file system has no locks: do not start the same build twice")
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
             os.close(descriptor)

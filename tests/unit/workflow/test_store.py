@@ -1,6 +1,7 @@
 """The store: locks, results, damage, and the limit of space."""
 
 import errno
+import fcntl
 import os
 import platform
 import shutil
@@ -77,6 +78,19 @@ def test_a_held_lock_names_its_holder_and_ends_with_it(tmp_path):
         process.kill()
         # It has been running until here.
         os.kill(child, 9)
+
+
+def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOLCK
+    acquire_lock(tmp_path / "lock")
+    assert "this file system has no locks: do not start the same" in capsys.readouterr().err
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        acquire_lock(tmp_path / "lock")
 
 
 # --- publishing and damage --------------------------------------------------------------------
@@ -301,6 +315,12 @@ def test_nothing_is_removed_where_what_is_needed_is_unknown(store, aged, message
     with pytest.raises(InputError, match=message):
         remove(store, 0, interrupted=False)
     assert stored_folders(store) == sorted(aged)
+
+
+def test_what_another_process_removes_is_not_counted(store, aged, monkeypatch):
+    # After the first result was removed.
+    monkeypatch.setattr("store.format_time", lambda _: shutil.rmtree(aged[1], ignore_errors=True))
+    assert [result.folder for result in collect(store, (), time.time(), 0)] == [aged[2], aged[0]]
 
 
 def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
