@@ -19,9 +19,10 @@ import errno
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -89,10 +90,15 @@ def read_sealed(path: str | Path) -> dict[str, Any] | None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_digest(path: str | Path) -> str:
-    """Return the sha256 (hex) of the bytes of a file."""
+def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
+    """Return the sha256 (hex) of the bytes of a file, unless reading is cancelled."""
+    sha = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            if is_cancelled():
+                raise CancelledError
+            sha.update(chunk)
+    return sha.hexdigest()
 
 
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
@@ -105,9 +111,15 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     digests: dict[AnyPath, str] = {}
     # Reading from more disks or servers at once than this rarely helps.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for path, sha256 in zip(order, pool.map(file_digest, order), strict=True):
-            digests[path] = sha256
-            progress.update(len(digests))
+        cancelled = threading.Event()
+        found = pool.map(lambda path: file_digest(path, cancelled.is_set), order)
+        try:
+            for path, sha256 in zip(order, found, strict=True):
+                digests[path] = sha256
+                progress.update(len(digests))
+        finally:
+            # Neither an error nor Ctrl+C waits for a file of many gigabytes.
+            cancelled.set()
     return digests
 
 

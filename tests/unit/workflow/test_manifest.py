@@ -81,7 +81,7 @@ def test_an_edit_within_one_tick_of_coarse_times_is_detected(cached, file, monke
 
 
 def test_a_file_that_changes_while_it_is_digested_is_not_cached(cached, file, later, monkeypatch):
-    def slow_digest(path):
+    def slow_digest(path, *_):
         found = file_digest(path)
         file.write_bytes(b"a longer text")
         return found
@@ -113,6 +113,15 @@ def test_a_cache_keeps_the_entries_of_other_processes_and_need_not_be_writable(
     assert first.digests([file]) and second.digests([tmp_path / "other"])
     assert len(json.loads((tmp_path / "digests.json").read_text())) == 2
     assert DigestCache(file / "digests.json").digests([file]) == {file: sha256(b"first")}
+
+
+def test_an_error_does_not_wait_for_a_large_file(tmp_path):
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 40 << 30)
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        file_digests([tmp_path / "gone", tmp_path / "large"])
+    assert time.monotonic() - started < 10
 
 
 def test_digests_are_in_the_order_of_the_paths(tmp_path, later):
