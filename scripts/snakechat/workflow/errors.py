@@ -69,8 +69,7 @@ def describe_error(error: Exception, target: str) -> str | None:
     # Libraries written in Rust put the errno into the message.
     found = re.search(r"\(os error (\d+)\)", str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
-    # Of a link, the first name is what it leads to.
-    file = getattr(error, "filename2", None) or getattr(error, "filename", None) or target
+    file = getattr(error, "filename", None) or target
     # socket.gaierror (an unknown host) has negative numbers, which are not errnos.
     return f"{os.strerror(number)}: {printable_line(file)}" if number and number > 0 else None
 
@@ -120,13 +119,16 @@ def one_line_errors(code: int = 1) -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except (InputError, OSError) as error:
-        if isinstance(error, OSError):
-            # What is left of the output, Python would try to write again at its end.
-            with suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(code)
+    except OSError as error:
+        # What is left of the output, Python would try to write again at its end.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            print(f"error: {describe_error(error, 'output') or error}", file=sys.stderr)
+            place = f": {printable_line(error.filename)}" if error.filename else ""
+            print(f"error: {error.strerror or error}{place}", file=sys.stderr)
         sys.exit(code)
 
 

@@ -131,7 +131,11 @@ def replace_link(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.link")
     # Of a process that was killed.
     temporary.unlink(missing_ok=True)
-    os.symlink(text, temporary)
+    try:
+        os.symlink(text, temporary)
+    except OSError as error:
+        # The error names the target.
+        raise OSError(error.errno, error.strerror, str(temporary)) from None
     os.replace(temporary, path)
 
 
