@@ -53,8 +53,8 @@ SOURCE_READERS = {
 DATA_FOLDERS = ("templates", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
-# The path of a hidden file, as editors write, of one in a folder of bytecode, or of one outside.
-NO_SOURCE = re.compile(r"/(/|\.|__pycache__)")
+# The path of a hidden file, of one in a folder of bytecode, or of one in no such folder.
+NOT_DATA = re.compile(r"/(/|\.|__pycache__)")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -220,8 +220,8 @@ class Modules:
         pending = [name for module in modules.values() for name in module.strings]
         while pending:
             name = pending.pop()
-            # Modules count if they are imported.
-            if name.endswith(".py") or NO_SOURCE.search(f"/{name}"):
+            # Snapshots have neither hidden files nor bytecode; modules count if imported.
+            if name.endswith(".py") or NOT_DATA.search(f"/{name}"):
                 continue
             for path in (folder / name for folder in folders):
                 if path not in found and os.path.isfile(path):
@@ -291,10 +291,13 @@ class Snapshot:
 
 
 def _source_files(root: Path) -> dict[str, bytes]:
-    patterns = ("requirements*.txt", *(f"{name}/**/*" for name in SOURCES))
-    paths = (path for pattern in patterns for path in root.glob(pattern) if path.is_file())
-    names = (path.relative_to(root).as_posix() for path in paths)
-    return {name: (root / name).read_bytes() for name in names if not NO_SOURCE.search(f"/{name}")}
+    # Hidden files, which editors write, and bytecode are not sources.
+    paths = list(root.glob("requirements*.txt"))
+    for name in SOURCES:
+        for parent, folders, files in os.walk(root / name):
+            folders[:] = [inner for inner in folders if not inner.startswith((".", "__pycache__"))]
+            paths += [Path(parent, file) for file in files if not file.startswith(".")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 def build_path(build: Mapping[str, Any]) -> Path:
