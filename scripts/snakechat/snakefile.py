@@ -28,7 +28,7 @@ from snakechat.jobs.planner import (
     jobs_of_target,
     read_config,
 )
-from snakechat.jobs.rules import RULES, job_resources
+from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
@@ -45,7 +45,7 @@ from snakechat.workflow.links import (
     replace_link,
 )
 from snakechat.workflow.manifest import MANIFEST
-from snakechat.workflow.processes import SERIAL, Placement
+from snakechat.workflow.processes import Placement
 from snakechat.workflow.publishing import check_machine, import_reward_functions
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
@@ -148,10 +148,10 @@ class RuleFunctions:
             for rule in (*RULES, *STAGES, "report", "result_folder", "result_file")
         }
         self._rules = {name: rule for rule, name in self._names.items()}
-        # What Snakemake deletes and prints, and what it does at a build.
         # Python searches for cycles of objects less often: a quarter of the time of planning.
         gc.freeze()
         gc.set_threshold(200_000)
+        # What Snakemake deletes and prints, and what it does at a build.
         adapter.use_shared_volume(workflow)
         adapter.keep_published_files(self._rules.keys())
         adapter.call_at_builds(
@@ -227,9 +227,8 @@ class RuleFunctions:
             # Otherwise, the options or the profile may give one.
             return getattr(defaults.get(key), "raw", None) if found is None else found
 
-        return {
-            key: fails_in_one_line(functools.partial(lookup, key)) for key in job_resources(SERIAL)
-        }
+        keys = used_resources(self.config)
+        return {key: fails_in_one_line(functools.partial(lookup, key)) for key in keys}
 
     # --- targets ------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-from snakechat.config.recipes import COMPARISON_NAME, PHASES, RECIPE_NAME, STAGES
+from snakechat.config.recipes import COMPARISON_NAME, PHASES, RECIPE_NAME, STAGES, Config
 from snakechat.jobs import data_jobs, model_jobs
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.model_jobs import PAGES
-from snakechat.workflow.processes import Placement
+from snakechat.workflow.processes import SERIAL, Placement
 
 Loss = Literal["sft", "policy", "score"]
 NAME, STAGE = RECIPE_NAME.pattern, f"({'|'.join(STAGES)})"
@@ -159,6 +159,17 @@ OF_SLURM = {
     "constraint": "constraint",
     "gpu_model": "gpu_type",
 }
+
+
+def used_resources(config: Config) -> list[str]:
+    """Return the resources that jobs may have.
+
+    Of others, Snakemake evaluates defaults itself, which may be expressions.
+    """
+    placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
+    keys = {key for placement in placements for key in placement.get("slurm") or {}}
+    names = job_resources(SERIAL)
+    return [name for name in names if name not in OF_SLURM or OF_SLURM[name] in keys]
 
 
 def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.planner import jobs_of_target, jobs_to_run
-from snakechat.jobs.rules import Rule, job_resources
+from snakechat.jobs.rules import Rule, job_resources, used_resources
 from snakechat.jobs.staleness import Jobs, with_upstream
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import SERIAL, Placement
@@ -143,6 +143,10 @@ def test_a_deployment_has_a_partition_and_a_type_of_gpus():
     expected = {"slurm_partition": "a100", "qos": "long", "gpu_model": "a100", "gpu": 8}
     assert expected.items() <= job_resources(placement).items()
     assert job_resources(replace(placement, nodes=2))["gres"] == "gpu:a100:8"
+    # The defaults of others are Snakemake's matter.
+    benchmark = {"command": "a {output}", "metrics": {"b": ["c"]}, "placement": {"slurm": slurm}}
+    assert not {"qos", "gpu_model"} & {*used_resources(load())}
+    assert {"qos", "gpu_model"} < {*used_resources(load({"benchmarks": {"mine": benchmark}}))}
 
 
 def test_a_job_without_models_has_a_process_on_the_cpu():
