@@ -137,12 +137,8 @@ class PlannedJob:
     def command(self, scripts: str, placement: Placement) -> list[str]:
         """Return the words after `python` that run the job, with the folder of the programs."""
         return [
-            *(
-                f"{scripts}/launch.py",
-                f"{scripts}/{self.program}.py",
-                "--spec",
-                str(self.spec_file),
-            ),
+            *(f"{scripts}/launch.py", f"{scripts}/{self.program}.py"),
+            *("--spec", str(self.spec_file)),
             *("--placement", canonical_json(changed_values(placement))),
             *("--options", canonical_json(changed_values(self.options))),
         ]
@@ -204,9 +200,14 @@ class PlannedJob:
         return Path("output/specs", self.rule, f"{self.name}-{digest(self.spec)[:16]}.json")
 
     def write_spec(self) -> None:
-        """Write the spec file. Jobs compare it with its name; a damaged one is replaced here."""
-        text = json.dumps(self.spec, indent=1, sort_keys=True) + "\n"
-        write_atomically(self.spec_file, text, durable=False)
+        """Write the spec file, unless it exists.
+
+        Jobs compare a spec file with its name; a damaged one is replaced here. Any other stays: the
+        limits of a job that has just started allow it to read this very file, and no new one.
+        """
+        path, text = self.spec_file, json.dumps(self.spec, indent=1, sort_keys=True) + "\n"
+        if not path.exists() or path.read_text(errors="replace") != text:
+            write_atomically(path, text, durable=False)
 
     # --- results ------------------------------------------------------------------------------
 

@@ -38,9 +38,13 @@ def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(tmp_path):
     assert jobs["train", "a"].spec["code"].keys() == {"tool.py", "rewards/mine.py"}
 
 
-def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
+def test_only_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = Jobs(load(), ROOT)["split_dataset", "toy"]
+    job.write_spec()
+    before = job.spec_file.stat().st_ino
+    job.write_spec()
+    assert job.spec_file.stat().st_ino == before
     for _ in range(2):
         job.write_spec()
         assert json.loads(job.spec_file.read_text()) == job.spec
