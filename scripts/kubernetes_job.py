@@ -106,8 +106,13 @@ def pytorch_job(job: PlannedJob, profile: Document) -> Document:
         # The command that Snakemake would run.
         command=["python", *job.command(os.path.relpath(ROOT / "scripts"), placement)],
     )
+    nodes = document["spec"]["pytorchReplicaSpecs"]
+    if not gpus:
+        # A cluster without GPUs need not know the name.
+        for amounts in nodes["Master"]["template"]["spec"]["containers"][0]["resources"].values():
+            amounts.pop("nvidia.com/gpu", None)
     if placement.nodes == 1:
-        del document["spec"]["pytorchReplicaSpecs"]["Worker"]
+        del nodes["Worker"]
     return document
 
 

@@ -308,6 +308,7 @@ def test_nodes_of_a_kubeflow_job_build_a_result(two_nodes, prepared, tmp_path):
     job = training_job(prepared, *two_nodes)
     master = as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"])
     command = container_of(master)["command"]
+    assert container_of(master)["resources"]["limits"] == {"cpu": "1", "memory": "4000M"}
     kubeflow = prepared.copy(tmp_path / "kubeflow")
     # As the operator's port, not one that the kernel would choose.
     port = str(free_port(23456))
