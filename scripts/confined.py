@@ -20,7 +20,7 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snakechat.workflow import kernel_limits
@@ -59,6 +59,8 @@ DEVICES = {
     "GPUs of NVIDIA, of AMD and in WSL": "/dev/nvidia* /dev/dri /dev/kfd /dev/dxg",
     "InfiniBand, and transfers between GPUs and the network": "/dev/infiniband /dev/gdrdrv",
 }
+# Ports that the kernel chooses for those who listen without naming one.
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Variables with the port at which processes meet.
 MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 
@@ -77,20 +79,15 @@ def main() -> None:
     kernel_limits.drop_capabilities(kernel_limits.READING_CAPABILITIES)
     ports: Iterable[int] | None = None if network else ()
     # A cluster may choose another port at which processes meet.
-    listens = [int(port) for port in map(os.environ.get, MASTER_PORTS) if connects and port]
+    named = [os.environ.get(name) for name in MASTER_PORTS] if connects else []
+    listens = [int(port) for port in named if port]
     if connects and not network:
         # torch warns for each connection that it finds no name of the other side.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        # The ports that the kernel chooses for those who listen without naming one.
-        path = "/proc/sys/net/ipv4/ip_local_port_range"
-        first, last = map(int, Path(path).read_text().split())
+        first, last = map(int, PORT_RANGE.read_text().split())
         ports = {*range(first, last + 1), *listens}
-    # The folders of this Python and its environment, and what .pth files add to its path.
-    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages()}
-    scripts = str(Path(__file__).resolve().parent)
-    python.update(entry for entry in sys.path if entry and os.path.realpath(entry) != scripts)
     kernel_limits.restrict(
-        read=[*" ".join(SYSTEM.values()).split(), *python, *limits["read"]],
+        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits["read"]],
         folders=limits["folders"],
         write=["/dev/shm", folder, *limits.get("write", ())],
         devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
@@ -103,8 +100,16 @@ def main() -> None:
     )
     os.environ[CONFINED] = str(kernel_limits.landlock_version())
     # In place of this module.
-    globals()["__file__"] = program = sys.argv[0]
+    program = sys.argv[0]
+    globals()["__file__"] = program
     exec(compile(Path(program).read_bytes(), program, "exec"), globals())
+
+
+def python_folders() -> Iterator[str]:
+    """Yield the folders of this Python, its environment and what .pth files add to its path."""
+    yield from {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages()}
+    scripts = str(Path(__file__).resolve().parent)
+    yield from (entry for entry in sys.path if entry and os.path.realpath(entry) != scripts)
 
 
 if __name__ == "__main__":

@@ -420,12 +420,9 @@ class RuleFunctions:
         settings = self.workflow.dag_settings
         words: set[Any] = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
         # The rule of a recipe's folder stands for those that make it.
-        words |= {
-            self._names[f"{verb}_{stage}"]
-            for stage in STAGES
-            if self._names[stage] in words
-            for verb in ("train", "evaluate")
-        }
+        for stage in STAGES:
+            if self._names[stage] in words:
+                words |= {self._names[f"train_{stage}"], self._names[f"evaluate_{stage}"]}
         return words | self._jobs_of(words)
 
     def _is_forced(self, job: PlannedJob) -> bool:
@@ -447,6 +444,6 @@ class RuleFunctions:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         option = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
         threads = getattr(option, "raw", None)
-        return (
-            replace(job.placement, threads=threads) if isinstance(threads, int) else job.placement
-        )
+        if isinstance(threads, int):
+            return replace(job.placement, threads=threads)
+        return job.placement

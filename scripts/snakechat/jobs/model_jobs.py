@@ -224,13 +224,9 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     for recipe in trained:
         for dataset, _ in config.recipe(*recipe)["datasets"]:
             phases.setdefault(dataset, set()).add(PHASES[recipe.section])
-        trained += [
-            model
-            for key, models in config.references(*recipe).items()
-            if key in TRAINED_FROM
-            for model in models.values()
-            if model.section in STAGES
-        ]
+        named = config.references(*recipe)
+        models = [model for key in TRAINED_FROM for model in named.get(key, {}).values()]
+        trained += [model for model in models if model.section in STAGES]
     return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
 
 

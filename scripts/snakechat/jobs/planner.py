@@ -166,13 +166,10 @@ def default_targets(jobs: Jobs) -> list[str]:
         if job.row.work == "training" and not key.startswith(("compare_with", "rlhf"))
     }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
-    others = {*values["sweeps"], *values["logs"]}
-    targets += [
-        str(path)
-        for page, stage in itertools.product(PAGES, STAGES)
-        for path in sorted(Path("output", page, stage).glob("*.html"))
-        if others.union(values[stage]["recipes"]).issuperset(path.stem.split("-vs-"))
-    ]
+    for page, stage in itertools.product(PAGES, STAGES):
+        names = {*values[stage]["recipes"], *values["sweeps"], *values["logs"]}
+        pages = sorted(Path("output", page, stage).glob("*.html"))
+        targets += [str(path) for path in pages if names.issuperset(path.stem.split("-vs-"))]
     return targets or [FIRST_TARGET]
 
 

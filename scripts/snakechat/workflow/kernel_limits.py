@@ -25,9 +25,10 @@ from snakechat.workflow.processes import end_with_parent
 
 # --- Landlock ---------------------------------------------------------------------------------
 
-# System calls, with the same numbers on x86_64 and aarch64, a flag and kinds of rules.
+# System calls, with the same numbers on x86_64 and aarch64.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-CREATE_RULESET_VERSION, RULE_PATH_BENEATH, RULE_NET_PORT = 1, 1, 2
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
 
 # Rights on files, and the version of Landlock that has them (linux/landlock.h).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3

@@ -159,7 +159,8 @@ class Stamp:
 
     def __init__(self, is_used: bool, is_build: bool, is_flagged: bool) -> None:
         self._flag: Callable[[str], Any] = local if is_flagged else str
-        self._is_used, self.times_started = is_used, 0
+        self._is_used = is_used
+        self.times_started = 0
         of_builds, of_plans = MEMORY / "build", MEMORY / "stale"
         self._path = of_builds if is_build else of_plans
         has_stamp = of_plans.exists() and of_plans.stat().st_mtime == LATEST
@@ -179,8 +180,10 @@ class Stamp:
 
     def inputs(self, is_stale: bool) -> dict[str, Any]:
         """Return the input of a job, by its name."""
+        if not self._is_used:
+            return {}
         path = self._flag(str(self._path if is_stale else self._fresh))
-        return {"stamp": path if is_stale else ancient(path)} if self._is_used else {}
+        return {"stamp": path if is_stale else without_time(path)}
 
     def _write(self, content: str) -> None:
         write_atomically(self._path, content, durable=False)
