@@ -101,7 +101,7 @@ class ChatSession:
         Returns the token ids, and the number of turns dropped. Raises InputError, and drops none,
         if the prompt alone is too long or contains a special token.
         """
-        self.encoder.require_text((prompt, self.system))
+        self.encoder.require_text("text", (prompt, self.system))
         system = [("system", self.system)] if self.system else []
         limit = self.max_positions - min(self.max_tokens, self.max_positions // 2)
         # A prompt and its response are dropped together.

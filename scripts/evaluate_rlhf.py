@@ -10,9 +10,7 @@ ones.
 """
 
 import math
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +25,8 @@ from snakechat.algorithms.rewards import RewardSum, load_rewards, weighted_judge
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.data import toy
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.dialogues import render_prompt
-from snakechat.data.ragged_arrays import Ragged, draw_held_out_prompts
-from snakechat.data.records import PromptTexts, fingerprint, read_record_batches
+from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import (
     ResponseMetrics,
@@ -43,6 +40,7 @@ from snakechat.evaluation.comparisons import (
     repetition,
     win_rates,
 )
+from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import Sampler
@@ -255,50 +253,6 @@ class Evaluator:
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         tokens = self.prompts, responses, self.tokenizer, self.stop_ids
         return ModelResponses(Rollouts(*tokens, temperature, self.device), self.is_correct)
-
-
-# --- prompts that were trained on -----------------------------------------------------------------
-
-
-def normalized_fingerprints(texts: Iterable[str]) -> np.ndarray:
-    """Return hashes of texts in lower case without punctuation, apart from operators."""
-    normalized = (re.sub(r"[^\w+*/=<>^%-]+", " ", text.casefold()) for text in texts)
-    return np.array([*map(fingerprint, normalized)], np.uint64)
-
-
-def count_contamination(
-    prompts: Sequence[str], phases_of: Mapping[str, Sequence[str]], inputs: Mapping[str, Path]
-) -> dict[str, int]:
-    """Count evaluation prompts that are training prompts of a phase too; print a note if any are.
-
-    Texts count as equal if they are but for case, whitespace and punctuation.
-
-    Args:
-        phases_of: Phases that the models were trained on, of each dataset.
-        inputs: Folders of the job's inputs: records.DATASET and rows.DATASET.
-
-    Returns:
-        The number of such prompts of each PHASE/DATASET.
-    """
-    evaluated = normalized_fingerprints(prompts)
-    counts = {}
-    for dataset, phases in phases_of.items():
-        records = inputs[f"records.{dataset}"] / "train.parquet"
-        for phase in phases:
-            rows = np.load(inputs[f"rows.{dataset}"] / f"{phase}.train.npy")
-            found = np.zeros(len(prompts), bool)
-            for batch in read_record_batches(records, rows, columns=["prompt"]):
-                trained_on = normalized_fingerprints(map(render_prompt, batch["prompt"]))
-                found |= np.isin(evaluated, trained_on)
-            counts[f"{phase}/{dataset}"] = int(found.sum())
-            if found.any():
-                print(
-                    f"note: {found.sum():,} of {len(prompts):,} evaluation prompts are also"
-                    f" training prompts of {phase}/{dataset}: set split.by: prompt, or use other"
-                    " datasets",
-                    file=sys.stderr,
-                )
-    return counts
 
 
 if __name__ == "__main__":

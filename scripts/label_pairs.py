@@ -51,13 +51,12 @@ def main(job: Job[SimpleNamespace]) -> None:
             outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
             swapped[split] += int((outcomes == 0).sum())
             for (prompt, one, other), outcome in zip(found, outcomes, strict=True):
-                labelled: dict[float, Record | str] = {
-                    1.0: (prompt, one, other),
-                    0.0: (prompt, other, one),
-                    0.5: "tie",
-                }
-                # NaN is in no dict.
-                yield labelled.get(outcome, "unreadable reply")
+                if outcome == 1:
+                    yield prompt, one, other
+                elif outcome == 0:
+                    yield prompt, other, one
+                else:
+                    yield "tie" if outcome == 0.5 else "unreadable reply"
         print(f"{split}: {len(rows):,} pairs, {swapped[split]:,} swapped")
 
     write_records(

@@ -30,7 +30,7 @@ def main(job: Job[Any]) -> None:
     for name, folder in evaluated_models(job.inputs).items():
         tokenizer = load_tokenizer(folder)
         encoder = Encoder(tokenizer, settings.template)
-        encoder.require_text(prompts)
+        encoder.require_text("prompt", prompts)
         ids = encoder.prompts([[("user", prompt)] for prompt in prompts])
         examples = prompt_examples(ids, settings.max_response_length, 1)
         arguments = folder, settings.dtype, tokenizer, job.placement, examples

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.data.dialogues import render_response
@@ -33,44 +34,48 @@ def main(job: Job[Any]) -> None:
     folder = Path(job.options.source, "prompts/pairs")
     sets, pairs = zip(*read_prompts(settings.prompt_sets, folder, PAIR_KEYS), strict=True)
     encoder = Encoder(load_tokenizer(job.inputs["model"]), settings.template)
-    encoder.require_text(text for pair in pairs for text in pair.values())
+    for key in PAIR_KEYS:
+        encoder.require_text(key, [pair[key] for pair in pairs])
     rows = (
         ([("user", pair["prompt"])], [render_response(pair[key]) for key in ("chosen", "rejected")])
         for pair in pairs
     )
     prompts, responses = zip(*accepted(encoder.conversations(rows)), strict=True)
     examples = Examples(prompts, *zip(*responses, strict=True))
-    scores = {}
+    found = []
     for name in ("model", "base"):
         torch.manual_seed(settings.seed)
-        scores[name] = reward_scores(job, name, examples)
-    rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
+        found.append(reward_scores(job, name, examples))
     if rank() > 0:
         return
-    chosen, rejected = scores["model"]
+    # Of the model and its base model [2, 2, n].
+    scores = torch.stack(found)
+    rounding = SCORE_ROUNDING * scores.abs()
     columns = {
-        "chosen_score": chosen,
-        "rejected_score": rejected,
-        "margin": pair_margins(scores["model"], rounding["model"]),
-        "base_margin": pair_margins(scores["base"], rounding["base"]),
+        "chosen_score": scores[0, 0],
+        "rejected_score": scores[0, 1],
+        "margin": pair_margins(scores[0], rounding[0]),
+        "base_margin": pair_margins(scores[1], rounding[1]),
     }
     lines = [
         {"set": name, **pair, **{key: values[row].item() for key, values in columns.items()}}
         for row, (name, pair) in enumerate(zip(sets, pairs, strict=True))
     ]
     write_json_lines(job.result / "scores.jsonl", lines)
+    losses = torch.stack([pairwise_loss(*of) for of in scores])
     lengths = torch.from_numpy(examples.response_lengths)
     clusters = torch.from_numpy(clusters_of(pair["prompt"] for pair in pairs))
 
-    tables = [
-        table
-        for name, of in scores.items()
-        for table in (pairwise_loss(*of), of, lengths, rounding[name], clusters)
-    ]
+    def metrics_of(
+        losses: Tensor, scores: Tensor, lengths: Tensor, rounding: Tensor, clusters: Tensor
+    ) -> dict[str, Any]:
+        model, base = (
+            held_out_pair_metrics(losses[n], scores[n], lengths, rounding[n], clusters)
+            for n in range(2)
+        )
+        return model | {"base": base}
 
-    def metrics_of(*tables: torch.Tensor) -> dict[str, Any]:
-        return held_out_pair_metrics(*tables[:5]) | {"base": held_out_pair_metrics(*tables[5:])}
-
+    tables = losses, scores, lengths, rounding, clusters
     metrics = metrics_by_dataset(metrics_of, Counter(sets), *tables)
     write_json(job.result / "metrics.json", metrics)
     print("accuracy {accuracy:.4f}, ties {ties:.4f}, margin {margin:.4f}".format(**metrics))

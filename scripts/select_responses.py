@@ -59,8 +59,10 @@ def select_record(
     if select == "best":
         return scored["prompt"], chosen, None
     margin = judged[best] - judged[worst]
-    if margin == 0 or margin < min_margin:
-        return "difference of scores below min_margin" if margin else "equal scores"
+    if margin == 0:
+        return "equal scores"
+    if margin < min_margin:
+        return "difference of scores below min_margin"
     return scored["prompt"], chosen, rejected
 
 

@@ -36,9 +36,10 @@ from snakechat.algorithms.rewards import RewardSum, Scores, load_rewards, weight
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.ragged_arrays import Ragged, draw_held_out_prompts
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
+from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import (
     Examples,
     epoch_batches,

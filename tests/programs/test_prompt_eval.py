@@ -108,7 +108,7 @@ def test_the_template_of_the_settings_is_used(job, tokenizer, monkeypatch):
     monkeypatch.setattr("snakechat.evaluation.held_out_rows.sample_on_all_ranks", sample)
     evaluated(job)
     Path(job.options.source, "prompts/ours.yaml").write_text("- Say </s> twice\n")
-    with pytest.raises(InputError, match="'Say </s> twice' contains a special token"):
+    with pytest.raises(InputError, match="prompt 'Say </s> twice' contains a special token"):
         prompt_eval.main(job)
 
 

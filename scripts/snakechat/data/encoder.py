@@ -307,10 +307,13 @@ class Encoder:
         """
         return self.is_chat and self.special.occur_in(text)
 
-    def require_text(self, texts: Iterable[str]) -> None:
-        """Raise InputError if one of the texts would be encoded to special tokens."""
-        if special := next(filter(self.has_special_token, texts), None):
-            raise InputError(f"{special[:60]!r} contains a special token: remove it")
+    def require_text(self, name: str, texts: Iterable[str]) -> None:
+        """Raise InputError if one of the texts would be encoded to special tokens.
+
+        name: What the error calls the text.
+        """
+        for text in filter(self.has_special_token, texts):
+            raise InputError(f"{name} {text[:60]!r} contains a special token: remove it")
 
     def marked(self, text: str) -> str:
         """Return a text in which marks surround special tokens: they are encoded as text."""

@@ -1,4 +1,4 @@
-"""Tokenized phases on disk: ragged arrays of ids, read by memory map, and statistics.
+"""Token ids on disk: ragged arrays, read by memory map.
 
 A ragged array NAME consists of two files. NAME.ids.npy holds the ids of all rows, concatenated, in
 the smallest unsigned type that fits the vocabulary; NAME.offsets.npy (int64, rows + 1) holds the
@@ -8,7 +8,7 @@ bounds of the rows: row i is ids[offsets[i]:offsets[i + 1]]. There is no padding
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +42,6 @@ def read_statistics(tokens: Path, split: str) -> dict[str, Any]:
     `kept_of` each, in the order in which the arrays hold them.
     """
     return dict(json.loads((tokens / "stats.json").read_text())[split])
-
-
-def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[list[int], list[int]]:
-    """Draw prompts of the eval split without replacement, from each dataset its share of the blend.
-
-    Shares are rounded by the method of Webster and Sainte-Laguë, which takes one prompt after the
-    other, so that any first part of the prompts is in proportion too.
-
-    Args:
-        tokens: Tokens of stage rlhf.
-        num_prompts: Upper limit for the number of prompts.
-
-    Returns:
-        The row of each prompt [n], and the place of its dataset in the blend.
-    """
-    statistics = read_statistics(tokens, "eval")
-    kept_of = statistics["kept_of"]
-    quotients = (
-        (-size * weight / (2 * count + 1), place)
-        for place, (size, weight) in enumerate(zip(kept_of, statistics["weights"], strict=True))
-        for count in range(min(size, num_prompts))
-    )
-    datasets = [place for _, place in sorted(quotients)[:num_prompts]]
-    generator = np.random.default_rng(seed)
-    rows_of = [
-        iter(np.sort(generator.permutation(size)[: datasets.count(place)]) + start)
-        for place, (size, start) in enumerate(zip(kept_of, accumulate([0, *kept_of]), strict=False))
-    ]
-    return [int(next(rows_of[dataset])) for dataset in datasets], datasets
 
 
 @contextmanager

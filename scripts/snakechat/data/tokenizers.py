@@ -157,9 +157,10 @@ def set_template_defaults(
         return
     template = tokenizer.chat_template
     if not isinstance(template, str):
+        found = "no chat template" if template is None else "several chat templates"
         raise InputError(
-            f"template_arguments: {', '.join(arguments)}: the tokenizer has"
-            f" {'no' if template is None else 'several'} chat templates, expected one: remove them"
+            f"template_arguments: {', '.join(arguments)}: the tokenizer has {found}, expected one:"
+            " remove them"
         )
     # transformers adds the statement `generation` to Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)

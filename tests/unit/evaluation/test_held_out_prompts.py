@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from evaluate_rlhf import count_contamination
-from snakechat.data.ragged_arrays import draw_held_out_prompts
 from snakechat.data.records import write_split
+from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from support.encoding import make_record
 
 
