@@ -100,7 +100,7 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
     assert found is not None
     names = {
         path: path.relative_to(folder).as_posix()
-        for folder in found.submodule_search_locations or (found.origin or "",)
+        for folder in found.submodule_search_locations or filter(None, [found.origin])
         for path in (Path(folder), *sorted(Path(folder).rglob("*")))
         if path.is_file() and path.parent.name != "__pycache__"
     }

@@ -197,8 +197,11 @@ def result_damage(
         found = digests(folder / name for name in files) if digests else {}
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    changed = [name for name in files if found and found[folder / name] != files[name]["sha256"]]
-    return f"{changed[0]} has other content" if changed else ""
+    for path, sha256 in found.items():
+        name = path.relative_to(folder).as_posix()
+        if sha256 != files[name]["sha256"]:
+            return f"{name} has other content"
+    return ""
 
 
 def is_undamaged(folder: Path) -> bool:
