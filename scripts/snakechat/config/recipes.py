@@ -110,14 +110,12 @@ def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
     inside of it, and the fewest keys are unknown. A message about several keys starts with the one
     that it is about.
     """
-    problems = [(_path(each, values), each) for each in error.errors(include_url=False)]
-    ranks = [
-        (len(path), each["type"] == "unknown_key", -each.get("ctx", {}).get("number", 0))
-        for path, each in problems
-    ]
-    relevant = [
-        problem for problem, rank in zip(problems, ranks, strict=True) if rank == max(ranks)
-    ]
+    problems: dict[tuple[int, bool, int], list[tuple[list[Any], Any]]] = {}
+    for each in error.errors(include_url=False):
+        path, unknown = _path(each, values), each["type"] == "unknown_key"
+        rank = len(path), unknown, -each.get("ctx", {}).get("number", 0)
+        problems.setdefault(rank, []).append((path, each))
+    relevant = problems[max(problems)]
     path, first = relevant[0]
     texts = [each["msg"].removeprefix("Value error, ") for other, each in relevant if other == path]
     message = " or ".join(dict.fromkeys(texts))

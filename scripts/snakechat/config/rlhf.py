@@ -1,5 +1,6 @@
-"""Settings of reinforcement learning from human feedback (RLHF), of generated responses, and what
-scores responses: reward models, LLM judges and reward functions.
+"""Settings of reinforcement learning from human feedback (RLHF), and of generated responses.
+
+Both have what scores responses: reward models, LLM judges and reward functions.
 
 Recipes take their defaults from config.yaml. A default here is what a program gets where the key
 has no effect.
@@ -37,7 +38,7 @@ from snakechat.config.settings import (
 )
 from snakechat.workflow.errors import InputError
 
-# --- what scores responses ----------------------------------------------------------------------
+# --- what scores responses ------------------------------------------------------------------------
 
 # A reference, or the weights of several; in a spec, whose keys are sorted, ordered pairs.
 RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | None
@@ -155,7 +156,7 @@ def api_key(name: str, key_env: str | None) -> str | None:
     return key
 
 
-# --- settings -----------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 # Algorithms whose advantages compare the responses to a prompt.
 COMPARING = ("rloo", "grpo")

@@ -119,7 +119,8 @@ def run_value(key: str, value: Any) -> str:
     if form in NAMES["units"]:
         size = float(NAMES["units"][form]["size"])
         return name_of("units", form).format(format_number(value / size))
-    return FORMS.get(form, format_number if isinstance(value, float) else as_text)(value)
+    other = format_number if isinstance(value, float) else as_text
+    return FORMS.get(form, other)(value)
 
 
 # --- jobs -----------------------------------------------------------------------------------------

@@ -130,12 +130,12 @@ def metric_table(
     columns: By name, functions that return the figure at a path, or None if there is none.
     differences: Whether the figures are differences.
     """
-    found = {path: [figure_at(path) for figure_at in columns.values()] for path in paths}
-    rows = [
-        [label_of(path), *(figure and figure_cell(path, figure) for figure in figures)]
-        for path, figures in found.items()
-        if any(figures)
-    ]
+    rows: list[list[Any]] = []
+    for path in paths:
+        figures = [figure_at(path) for figure_at in columns.values()]
+        if any(figures):
+            cells = [figure and figure_cell(path, figure) for figure in figures]
+            rows.append([label_of(path), *cells])
     note = translate("differences_note") if differences else ""
     return Table(caption, ["", *columns], rows, note)
 
@@ -215,7 +215,8 @@ def row_reader(
 
 def _tokens(tokenizer: Tokenizer, ids: list[int], counts: Sequence[bool]) -> Iterator[Token]:
     """Yield the tokens of a text; tokens that end in the middle of a character are joined."""
-    added, start = tokenizer.get_added_tokens_decoder(), 0
+    added = tokenizer.get_added_tokens_decoder()
+    start = 0
     for end in range(1, len(ids) + 1):
         context, whole = (
             tokenizer.decode(ids[max(start - CONTEXT, 0) : stop], skip_special_tokens=False)

@@ -134,14 +134,10 @@ def read_log(path: Path, name: str, stage: str) -> Training:
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     printed = PRINTED | PRINTED[stage]
-    found = [
-        {
-            key: float(number)
-            for key, number in zip(printed["names"], match.groups(), strict=True)
-            if number
-        }
-        for match in re.finditer(printed["evaluation"], text)
-    ]
+    found = []
+    for match in re.finditer(printed["evaluation"], text):
+        numbers = zip(printed["names"], match.groups(), strict=True)
+        found.append({key: float(number) for key, number in numbers if number})
     if not found:
         stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
         raise InputError(
@@ -231,12 +227,12 @@ def curves(
 
     lines: By name, functions that return the points of the metric with a key, none without it.
     """
-    points = {key: {name: points_at(key) for name, points_at in lines.items()} for key in labels}
-    return {
-        label: draw_lines(label, points[key], is_fraction(key))
-        for key, label in labels.items()
-        if any(points[key].values())
-    }
+    figures = {}
+    for key, label in labels.items():
+        points = {name: points_at(key) for name, points_at in lines.items()}
+        if any(points.values()):
+            figures[label] = draw_lines(label, points, is_fraction(key))
+    return figures
 
 
 def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
