@@ -17,7 +17,7 @@ from snakechat.modeling.forward import response_logprobs
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
-# Names of the models in metrics.json, and in responses.jsonl by the job's inputs.
+# Names of the models in metrics.json, and in responses.jsonl by the job's inputs, in one order.
 MOMENTS = ("before", "after")
 NAMES = {"base": "base", "model": "sft"}
 # Whether prompts count, by prefix of the names of metrics.

@@ -43,7 +43,8 @@ def main(job: Job[GenerationSettings]) -> None:
         responses = Ragged(job.inputs["responses"], f"{split}.responses")
         texts = PromptTexts(job.inputs["tokens"], split)
         scorer = RewardSum(rewards, functions, texts, weighted_judges(settings.reward, judges))
-        all_scores, unreadable = list[float](), Counter[str]()
+        all_scores: list[float] = []
+        unreadable: Counter[str] = Counter()
         path, is_first = job.result / f"{split}.parquet", rank() == 0
         writer = pq.ParquetWriter(path, SCORED, compression="zstd") if is_first else nullcontext()
         with writer as file:
