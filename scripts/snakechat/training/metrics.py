@@ -19,7 +19,7 @@ from snakechat.modeling.saving import saved_weights, weight_files, weights_in_fi
 from snakechat.training.checkpointing import Attributes, saved_values
 from snakechat.workflow.errors import InputError, ProgressLines, warn
 from snakechat.workflow.job import Job, peak_memory_mb, write_json_lines
-from snakechat.workflow.processes import broadcast_from_first, rank
+from snakechat.workflow.processes import barrier, broadcast_from_first, rank
 
 # Adam moves all weights by about the same distance, the sum of the learning rates of the steps at
 # most. In 16 bits, a weight takes its new value only if the distance is more than half of that to
@@ -140,6 +140,8 @@ class Evaluations(Attributes):
             # Left by a killed run.
             shutil.rmtree(temporary, ignore_errors=True)
         self.save(temporary)
+        # The others wait here: a signal saves no state of a process that waits within a step.
+        barrier()
         if rank() == 0:
             # A run that resumed from an earlier step makes the same copy again.
             shutil.rmtree(target, ignore_errors=True)

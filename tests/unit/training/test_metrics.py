@@ -129,8 +129,11 @@ def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     monkeypatch.setattr(metrics, "rank", lambda: 1)
     # The first one decides whether a model is the best.
     monkeypatch.setattr(metrics, "broadcast_from_first", lambda _: True)
+    waited = []
+    monkeypatch.setattr(metrics, "barrier", lambda: waited.append(best.best_step))
     evaluate(best, 20, math.nan)
-    assert best.best_step == 20
+    # For the copy of the first one.
+    assert waited == [10] and best.best_step == 20
     assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
     best.save_result()
     assert not any(job.result.iterdir())
