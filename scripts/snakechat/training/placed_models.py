@@ -147,7 +147,8 @@ def load_frozen(
         offload: Keep the weights in CPU memory while they are not in use; defaults to what the
             placement's `offload` says.
     """
-    device, partitioned = start_evaluation(placement, dtype), placement.evaluates_partitioned(dtype)
+    device = start_evaluation(placement, dtype)
+    partitioned = placement.evaluates_partitioned(dtype)
     if offload is None:
         offload = partitioned and placement.offload == "parameters"
     module = wrapper(load_model(wrapper, folder, dtype, tokenizer, partitioned, longest, new_head))

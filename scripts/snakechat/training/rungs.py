@@ -92,7 +92,8 @@ class Ladder:
         if self.number > number:
             return True
         following = self.rungs[self.rungs.index(failed) + 1 :]
-        following = [rung for rung in following if zero_stage in (None, rung.zero_stage)]
+        if zero_stage is not None:
+            following = [rung for rung in following if rung.zero_stage == zero_stage]
         # Another process, for which there was none, has removed the file.
         if self.number < number or not following:
             self.file.unlink(missing_ok=True)
@@ -126,15 +127,13 @@ def goes_down(placement: Placement) -> bool:
 
 def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
     """Return the rungs that a placement allows, in the order in which they are tried."""
-    stages = [
-        stage
-        for stage in range(4)
-        if stage_used(stage, dtype) == stage
+    stages = [stage for stage in range(4) if stage_used(stage, dtype) == stage]
+    if placement.offload != "none":
         # DeepSpeed offloads only what ZeRO partitions.
-        and (stage > 0 or placement.offload == "none")
+        stages = [stage for stage in stages if stage > 0]
+    if placement.compile:
         # Stage 3 runs no compiled layers.
-        and (stage < 3 or not placement.compile)
-    ]
+        stages.remove(3)
     if placement.num_processes == 1:
         # There is nothing to partition.
         del stages[1:]
@@ -162,8 +161,9 @@ def without_hopeless(
     """
     if placement.offload != "none":
         return rungs
-    limit, number = gpu_memory / max(trained, 1), placement.num_processes
-    return [r for r in rungs if training_bytes(r.zero_stage, number) <= limit] or rungs[-1:]
+    processes = placement.num_processes
+    limit = gpu_memory / max(trained, 1)
+    return [r for r in rungs if training_bytes(r.zero_stage, processes) <= limit] or rungs[-1:]
 
 
 def training_bytes(stage: int, processes: int, dtype: str = "fp32") -> float:

@@ -37,6 +37,8 @@ PREPARED = "SNAKECHAT_PREPARED"
 STATES = "SNAKECHAT_STATES"
 # The file among its checkpoints in which an import notes the source file that it reads.
 READING = "reading"
+# Seconds that the first process has to report an error before another process reports it.
+REPORT_DELAY = 10
 
 S = TypeVar("S")
 
@@ -164,9 +166,9 @@ def report_errors(work: Callable[[dict[str, Any]], Any], spec_file: str) -> Any:
             raise
         if rank() > 0:
             # One process prints the line for all. The launcher ends this one as soon as rank 0 ends
-            # with the same error, for which it has 10 seconds.
+            # with the same error.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(10)
+            time.sleep(REPORT_DELAY)
         # In a log, what was printed before stands before the error.
         with suppress(OSError):
             sys.stdout.flush()
