@@ -50,22 +50,17 @@ def describe_error(error: Exception, target: str) -> str | None:
     """
     if isinstance(error, InputError):
         return str(error)
-    operation, denied = missing_kernel(error), denied_line(error)
-    for applies, line in (
-        (is_out_of_memory(error), "out of memory: models need less with lower micro_batch_tokens"),
-        (
-            world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)),
-            "another process of this job has ended",
-        ),
-        (
-            operation,
-            f"torch has no deterministic kernel of {operation} for this device: set"
-            " deterministic: false",
-        ),
-        (denied, denied),
-    ):
-        if applies:
-            return f"{target}: {line}"
+    if is_out_of_memory(error):
+        return f"{target}: out of memory: models need less with lower micro_batch_tokens"
+    if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
+        return f"{target}: another process of this job has ended"
+    if operation := missing_kernel(error):
+        return (
+            f"{target}: torch has no deterministic kernel of {operation} for this device: set"
+            " deterministic: false"
+        )
+    if denied := denied_line(error):
+        return f"{target}: {denied}"
     # Libraries written in Rust put the errno into the message.
     found = re.search(r"\(os error (\d+)\)", str(error))
     number = int(found[1]) if found else getattr(error, "errno", None)
