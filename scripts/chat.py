@@ -182,8 +182,9 @@ def converse(session: ChatSession, is_terminal: bool) -> None:
 
         number, device = session.model.num_parameters(), session.model.device.type
         print_note(f"{number:,} parameters on {device}\n/help lists the commands.")
+    prompt = "> " if is_terminal else ""
     with suppress(EOFError):
-        for line in iter(lambda: input("> " if is_terminal else "").strip(), "/quit"):
+        for line in iter(lambda: input(prompt).strip(), "/quit"):
             try:
                 if line.startswith("/"):
                     run_command(session, line)

@@ -311,9 +311,8 @@ class JobEstimate:
         runs += [self._run(key, SCORE, 1) for key in scorers]
         if is_apart:
             runs.append(self._run(reference, POLICY, 1))
-        tokens.notes.append(
-            f"assumed: responses of {settings.max_response_length} tokens, the limit"
-        )
+        note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
+        tokens = tokens._replace(notes=[*tokens.notes, note])
         return self._work(
             runs, rows, tokens, int(tokens.responses), ema=settings.ema_decay > 0, **sampling
         )

@@ -264,7 +264,8 @@ class Examples:
                 for segment, part in enumerate((prompt, *responses)):
                     index = start + np.arange(len(part))
                     positions = np.arange(len(part)) + (len(prompt) if segment else 0)
-                    table[:, index] = np.broadcast_arrays(part, positions, place, segment)
+                    table[0, index], table[1, index] = part, positions
+                    table[2:, index] = [[place], [segment]]
                     start += len(part)
                     if segment == 0:
                         continue

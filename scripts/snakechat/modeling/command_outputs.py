@@ -37,7 +37,8 @@ def check_output(output: Path, source: Path, is_classifier: bool) -> None:
         has_template = before.chat_template in (None, own.chat_template)
         is_same = has_template and is_same_tokenizer(own, before)
         if is_same:
-            (load_scorer if is_classifier else load_causal)(output, "fp32", own, deferred=True)
+            load = load_scorer if is_classifier else load_causal
+            load(output, "fp32", own, deferred=True)
     # transformers raises exceptions of many classes for invalid folders.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__

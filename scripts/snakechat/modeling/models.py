@@ -296,7 +296,7 @@ def _compiled_without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def compile_versions(function: Callable[..., Any], **options: Any) -> Any:
     """Return a function that torch.compile compiles for at most MAX_VERSIONS kinds of arguments."""
-    # The limit of the process: torch 2.11 has none of one function.
+    # For all functions of the process: torch 2.11 has no limit of a single one.
     cast(Any, torch.compiler.config).recompile_limit = MAX_VERSIONS
     return torch.compile(function, **options)
 

@@ -160,7 +160,8 @@ def write_weights(
         for name in names:
             saved = cast(SavedWeight, sources[name])
             with gather(saved.sources):
-                value = saved.value(master)
+                if is_first or master:
+                    value = saved.value(master)
                 if is_first:
                     values[name] = value.cpu().contiguous()
         if is_first:

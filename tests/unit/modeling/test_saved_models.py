@@ -83,6 +83,14 @@ def test_a_trained_model_is_saved_and_loaded(load, options, rank, folder, tokeni
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_process_that_writes_nothing_merges_no_adapters(tokenizer, tmp_path, monkeypatch):
+    model = add_lora(make_causal(FAMILIES["opt"], tokenizer, 1), 2, 4)
+    monkeypatch.setattr(saving, "rank", lambda: 1)
+    monkeypatch.setattr(saving, "merge_adapter", None)
+    save_model(model, tokenizer, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("family", ["opt", "opt-350m"], indirect=True, scope="module")
 def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):
     heads = []
