@@ -249,7 +249,8 @@ class RlhfTrainer(Training[RlhfSettings]):
 
         number: Of the update in its step.
         """
-        settings, engines = self.settings, dict[str, Engine[Any]]()
+        settings = self.settings
+        engines: dict[str, Engine[Any]] = {}
         metrics: dict[str, float | None] = {}
         if step > settings.critic_warmup_steps:
             engines["policy"] = self.actor
@@ -364,7 +365,7 @@ def train(rlhf: RlhfTrainer) -> None:
         rlhf.save_actor,
         best_metric="objective/rlhf_reward",
     )
-    parts = {name: getattr(rlhf, name) for name in ("actor", "state", "critic", "ema")}
+    parts = {"actor": rlhf.actor, "state": rlhf.state, "critic": rlhf.critic, "ema": rlhf.ema}
     components = {name: part for name, part in parts.items() if part}
     rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, components)
     record_usage(rlhf.job, rlhf.judges.values())

@@ -288,14 +288,15 @@ class LlmJudge:
             if not isinstance(reply, str):
                 # Some models that reason reply in parts.
                 raise TypeError
-            counts = completion.get("usage") or {}
-            # 0 if the endpoint did not report them.
-            tokens = {name: n if isinstance(n := counts.get(name), int) else 0 for name in COUNTED}
+            usage = completion.get("usage")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             ) from None
+        counts = usage if isinstance(usage, dict) else {}
+        # 0 if the endpoint did not report them.
+        tokens = {name: n if isinstance(n := counts.get(name), int) else 0 for name in COUNTED}
         self.counts.update(tokens)
         return self._without_key(reply), tokens
 

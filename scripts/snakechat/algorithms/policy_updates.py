@@ -8,7 +8,6 @@ Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,9 @@ from snakechat.modeling.batching import Examples
 from snakechat.training.engine import Engine
 from snakechat.training.trainer import Metrics, text_gradients
 from snakechat.workflow.processes import all_reduce_sum
+
+POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac_low", "clipfrac_high")
+
 
 # --- updates --------------------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ def policy_gradients(
         experience.advantages,
         experience.importance_weights,
     )
-    sums = torch.zeros((), device=rollouts.device)
+    sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = engine.module.supports_packing
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
         old, ref_logprobs, advantages, importance = (table.flatten()[tokens] for table in tables)
@@ -94,15 +96,13 @@ def policy_gradients(
         token_weights = weights[responses].repeat_interleave(lengths, output_size=len(tokens))
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
-        statistics = {
-            # The same estimate with all settings: k3 has the least variance.
-            "kl": pg.kl_penalty(logprobs.detach(), ref_logprobs, "k3").sum(),
-            **pg.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges),
-        }
-        means = [each / num_tokens for each in statistics.values()]
-        sums = sums + micro_batch.counted * torch.stack([loss.detach(), *means])
-    names = [f"policy/{name}" for name in ("loss", *statistics)]
-    metrics = dict(zip(names, all_reduce_sum(sums).tolist(), strict=True))
+        statistics = pg.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges)
+        # The same estimate with all settings: k3 has the least variance.
+        kl = pg.kl_penalty(logprobs.detach(), ref_logprobs, "k3")
+        means = [each / num_tokens for each in (kl.sum(), *statistics.values())]
+        sums += micro_batch.counted * torch.stack([loss.detach(), *means])
+    totals = all_reduce_sum(sums).tolist()
+    metrics = {f"policy/{name}": value for name, value in zip(POLICY_METRICS, totals, strict=True)}
     if experience.in_update:
         for table in actor_tables:
             table.copy_(all_reduce_sum(table))
@@ -233,7 +233,10 @@ def response_metrics(
 
 def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
     """Return the mean of each metric over the updates that have it."""
-    # fp16: a skipped step has no gradient norm.
-    present = [{name: each for name, each in of.items() if each is not None} for of in updates]
-    names = dict.fromkeys(chain(*present))
-    return {name: float(np.mean([of[name] for of in present if name in of])) for name in names}
+    values: dict[str, list[float]] = {}
+    for metrics in updates:
+        for name, value in metrics.items():
+            # fp16: a skipped step has no gradient norm.
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: float(np.mean(present)) for name, present in values.items()}

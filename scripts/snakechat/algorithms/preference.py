@@ -270,7 +270,8 @@ class PreferenceData:
         self.rows = Examples.read(inputs["tokens"], split, "chosen", "rejected")
         self.lengths = torch.from_numpy(self.rows.response_lengths)
         self.epoch = 0
-        self.examples, self.reference = {ROWS: self.rows}, dict[str, Tensor]()
+        self.examples = {ROWS: self.rows}
+        self.reference: dict[str, Tensor] = {}
         if has_reference_point(settings.loss):
             self.examples[MISMATCHED] = self.rows.mismatched(settings.max_length, split)
         if folder := inputs.get("reference"):

@@ -115,10 +115,12 @@ def _errors_of(name: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        frames, path = traceback.extract_tb(error.__traceback__), str(FOLDER / f"{name}.py")
-        places = [f"line {frame.lineno}: " for frame in frames if frame.filename == path]
+        path = str(FOLDER / f"{name}.py")
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == path]
+        place = f"line {lines[-1]}: " if lines else ""
         reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
-        raise InputError(f"rewards/{name}.py: {''.join(places[-1:])}{reason}") from error
+        raise InputError(f"rewards/{name}.py: {place}{reason}") from error
 
 
 def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:

@@ -29,7 +29,7 @@ from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
-from snakechat.modeling.batching import Examples, prompt_examples
+from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
@@ -140,10 +140,12 @@ def load_rewards(
             read_statistics(tokens, split)["template"],
         )
         prompts = Ragged(tokens, f"{split}.prompt")
-        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
         if encoder:
-            turns = PromptTexts(tokens, split).turns(range(len(examples)))
+            turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
             examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+        else:
+            sizes = settings.max_response_length, settings.num_generations
+            examples = prompt_examples(prompts, *sizes)
         arguments = job.inputs[name], dtype, tokenizer, job.placement, examples
         module = load_frozen(Scorer, *arguments, offload=offload, longest=0 if encoder else longest)
         yield RewardModel(name, module, weights[name], encoder, tokenizer)
@@ -228,7 +230,8 @@ class RewardSum(NamedTuple):
         Raises InputError if a sum is not finite, an endpoint fails, or no reply is readable.
         """
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
-        by_source, unreadable = dict[str, torch.Tensor](), dict[str, int]()
+        by_source: dict[str, torch.Tensor] = {}
+        unreadable: dict[str, int] = {}
         generations = len(total) // len(rows)
         for reward in self.rewards:
             scores = by_source[reward.name] = self._model_scores(reward, rollouts, rows)
@@ -259,15 +262,15 @@ class RewardSum(NamedTuple):
     ) -> torch.Tensor:
         """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
+        if not self.functions:
+            return scores.to(rollouts.device)
         # Only on rank 0: a function may return different scores when it is called again.
-        if self.functions and rank() == 0:
+        if rank() == 0:
             prompts, responses = rollouts.decode()
             columns = function_columns(self.prompt_texts, rows, responses)
-            found = [
-                function(prompts, responses, columns) for _, function in self.functions.values()
-            ]
-            scores = torch.from_numpy(np.array(found)).float()
-        return (all_reduce_sum(scores) if self.functions else scores).to(rollouts.device)
+            for row, (_, function) in zip(scores, self.functions.values(), strict=True):
+                row[:] = torch.from_numpy(function(prompts, responses, columns))
+        return all_reduce_sum(scores).to(rollouts.device)
 
     def _model_scores(
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray

@@ -155,6 +155,9 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
     assert "llm_judges.wise: http" in printed
     assert "status 429: slow down, ***\\x1b[2J; next attempt in 7 s" in printed
     assert (judge.counts["requests"], judge.counts["retries"]) == (5, 4)
+    # Token counts of another type are not counted.
+    server.replies = [(200, {}, {"choices": [{"message": {"content": "no"}}], "usage": ["100"]})]
+    assert ask(judge, "b") == ["no"]
 
 
 @pytest.mark.parametrize(
