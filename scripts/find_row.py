@@ -72,12 +72,10 @@ def main() -> None:
         for folder, manifest, content in results.values()
         if manifest["spec"]["rule"] in RECORD_RULES
     }
-    rows |= {
-        content: list(phase_rows(Path(name).name, folder, rows[records]))
-        for name, (folder, manifest, content) in results.items()
-        if manifest["spec"]["rule"] == "split_dataset"
-        and (records := manifest["inputs"]["records"]["digest"]) in rows
-    }
+    for name, (folder, manifest, content) in results.items():
+        records = manifest["inputs"].get("records", {}).get("digest")
+        if manifest["spec"]["rule"] == "split_dataset" and records in rows:
+            rows[content] = list(phase_rows(Path(name).name, folder, rows[records]))
     are_made = []
     for name, (_, manifest, content) in sorted(results.items()):
         own = rows[content] if manifest["spec"]["rule"] in RECORD_RULES else []

@@ -234,18 +234,16 @@ def write_records(
         advice: What to do if no row is left, which is an error.
         kept: Names of the columns that records keep.
     """
-    stats = {
-        split: write_split(job.result / f"{split}.parquet", rows, kept)
-        for split, rows in splits.items()
-    }
-    for split, each in stats.items():
-        if not each["rows"]:
+    stats = {}
+    for split, found in splits.items():
+        stats[split] = write_split(job.result / f"{split}.parquet", found, kept)
+        rows, dropped = stats[split]["rows"], stats[split]["dropped"]
+        if not rows:
             raise InputError(
                 f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-                f" {sum(each['dropped'].values()):,} (dropped: {each['dropped']})"
-                f"{advice and f': {advice}'}"
+                f" {sum(dropped.values()):,} (dropped: {dropped}){advice and f': {advice}'}"
             )
-        print(f"{job.spec['name']}: {each['rows']:,} rows in split {split}")
+        print(f"{job.spec['name']}: {rows:,} rows in split {split}")
     job.facts |= {
         "dropped": {split: dict(sorted(each["dropped"].items())) for split, each in stats.items()},
         "size": {split: {"rows": each["rows"]} for split, each in stats.items()},

@@ -48,18 +48,23 @@ SPACE = " \t\n\r"
 # What follows an item of an array.
 SEPARATOR = re.compile(rf"[{SPACE}]*([\],])[{SPACE}]*")
 # The first bytes of compressed files. Names do not decide: browsers decompress what they download.
-COMPRESSIONS = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
+COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": partial(pa.input_stream, compression="gzip"),
+    b"BZh": partial(pa.input_stream, compression="bz2"),
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": partial(pa.input_stream, compression="zstd"),
+    b"\x04\x22\x4d\x18": partial(pa.input_stream, compression="lz4"),
 }
 # What the readers raise for a file that does not have the format of its name; UnicodeDecodeError is
 # a ValueError.
 DAMAGES = (
-    *(pa.ArrowException, csv.Error, lzma.LZMAError),
-    *(EOFError, OSError, ValueError, RecursionError),
+    pa.ArrowException,
+    csv.Error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    RecursionError,
 )
 
 
@@ -167,6 +172,9 @@ def _rows_of_batch(batch: Any) -> list[Any]:
             # Row by row, to find the bad ones.
             parts = (batch.slice(index, 1) for index in range(batch.num_rows))
             return [row for part in parts for row in _rows_of_batch(part)]
+        if isinstance(error, UnicodeDecodeError):
+            text = error.object[error.start : error.start + 20]
+            return [BadRow(f"text that is not UTF-8: {text!r}")]
         return [BadRow(str(error))]
 
 
@@ -177,9 +185,8 @@ def _open_bytes(path: Path) -> io.BufferedReader:
     """Open a file that may be compressed, whatever its name says."""
     with path.open("rb") as plain:
         start = plain.read(6)
-    for magic, codec in COMPRESSIONS.items():
+    for magic, opener in COMPRESSIONS.items():
         if start.startswith(magic):
-            opener = lzma.open if codec == "xz" else partial(pa.input_stream, compression=codec)
             return io.BufferedReader(opener(path))
     if start.startswith(UTF16):
         raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")

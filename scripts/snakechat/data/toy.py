@@ -123,7 +123,8 @@ def make_rows(
     rows: int, eval_rows: int, seed: int
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return training and evaluation rows without common prompts; the latter have distinct ones."""
-    prompts, rng = all_prompts(), random.Random(seed)
+    prompts = all_prompts()
+    rng = random.Random(seed)
     rng.shuffle(prompts)
     held_out, others = prompts[:eval_rows], prompts[eval_rows:]
     train = [make_row(rng.choice(others), rng) for _ in range(rows)]
