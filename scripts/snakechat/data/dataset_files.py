@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec, module_from_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -290,13 +288,6 @@ def splits_in_child(request: str) -> dict[str, list[str]]:
 
 def main() -> None:
     """Read a request of splits_in_child, and write the splits, or an error as the last line."""
-    # The package without its __init__, which would import all of its modules: half of the time.
-    spec = find_spec("datasets")
-    if spec is None:
-        sys.exit("datasets is not installed: pip install -r requirements.txt")
-    package = module_from_spec(spec)
-    package.__dict__["__version__"] = version("datasets")
-    sys.modules["datasets"] = package
     try:
         json.dump(resolve_splits(*json.load(sys.stdin)), sys.stdout)
     except InputError as error:
