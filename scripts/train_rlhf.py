@@ -365,7 +365,12 @@ def train(rlhf: RlhfTrainer) -> None:
         rlhf.save_actor,
         best_metric="objective/rlhf_reward",
     )
-    parts = {"actor": rlhf.actor, "state": rlhf.state, "critic": rlhf.critic, "ema": rlhf.ema}
+    parts: dict[str, Any] = {
+        "actor": rlhf.actor,
+        "state": rlhf.state,
+        "critic": rlhf.critic,
+        "ema": rlhf.ema,
+    }
     components = {name: part for name, part in parts.items() if part}
     rlhf.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, components)
     record_usage(rlhf.job, rlhf.judges.values())
