@@ -150,15 +150,17 @@ def fitting_turns(
     limit: Maximum number of tokens of prompt and response, of a pair the longer one.
     """
     num_system, starts = divide_turns(turns)
+    system, kept = turns[:num_system], turns[starts[-1] :]
+    if len(encoder.prompts([kept])[0]) >= limit:
+        return None
     # From the newest turns to the oldest ones: no prompt is much longer than the limit.
-    longer = ([*turns[:num_system], *turns[first:]] for first in reversed(starts))
-    kept = None
-    for number, prompt in enumerate((turns[starts[-1] :], *longer)):
-        # Older turns have no place where they would cut the response.
-        room_needed = response_length if number > 1 else 1
-        if len(encoder.prompts([prompt])[0]) + room_needed > limit:
+    for first in reversed(starts):
+        longer = [*system, *turns[first:]]
+        # Older turns are kept only where the whole response fits.
+        room_needed = 1 if first == starts[-1] else response_length
+        if len(encoder.prompts([longer])[0]) + room_needed > limit:
             break
-        kept = prompt
+        kept = longer
     return kept
 
 
@@ -196,11 +198,14 @@ def _rows_of_turns(
             chosen += [*new, *response]
             trained += [0] * len(new) + [1] * len(response)
             lengths[0] = len(chosen)
+            whole = [*prompt, *response]
         else:
-            row = _fitting_row(encoder, turns, texts, prompt, [response], limit)
-            rows.append(row if isinstance(row, str) else (*row[:2], [1] * len(row[1]), *row[2:]))
-        is_whole = not isinstance(rows[-1], str) and not rows[-1][-1]
-        whole = [*rows[-1][0], *rows[-1][1]] if is_whole else []
+            row, whole = _fitting_row(encoder, turns, texts, prompt, [response], limit), []
+            if not isinstance(row, str):
+                prompt, ids, *rest, cut = row
+                row = prompt, ids, [1] * len(ids), *rest, cut
+                whole = [] if cut else [*prompt, *ids]
+            rows.append(row)
     return rows
 
 
