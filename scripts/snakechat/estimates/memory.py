@@ -266,10 +266,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        tensors = (*module.parameters(), *module.buffers())
-        self.others = {tensor.untyped_storage()._cdata for tensor in tensors}
-        # By address.
-        self.storages = weakref.WeakValueDictionary[int, torch.UntypedStorage]()
+        # By address, with those of the module.
+        self.storages: dict[int, Any] = {}
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.storages[tensor.untyped_storage()._cdata] = tensor
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -277,12 +277,21 @@ class MemoryTracker(TorchDispatchMode):
         outputs = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.others:
-                    self.storages[storage._cdata] = storage
-        self.bytes = sum(storage.nbytes() for storage in self.storages.values())
-        self.peak = max(self.peak, self.bytes)
+                self._track(tensor.untyped_storage())
         return outputs
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.storages:
+            return
+
+        def release(_: Any) -> None:
+            self.bytes -= size
+            del self.storages[key]
+
+        self.storages[key] = weakref.ref(storage, release)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
 
 
 # --- memory of a job ------------------------------------------------------------------------------
