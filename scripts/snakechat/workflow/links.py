@@ -194,24 +194,25 @@ def _links_and_copies(tree: Path) -> Iterator[Path]:
 
     Folders of it may be links to other disks.
     """
-
-    def check(error: OSError) -> None:
-        # Another process may delete a folder.
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise error
-
     seen: set[str] = set()
-    for parent, folders, files in os.walk(tree, onerror=check, followlinks=True):
+    pending = [tree]
+    while pending:
+        parent = pending.pop()
         real = os.path.realpath(parent)
         # Links may lead in a circle.
-        inside = () if real in seen else (Path(parent, name) for name in sorted(folders + files))
+        if real in seen:
+            continue
         seen.add(real)
-        others = tree / STORE.name, tree / VERSIONS
-        paths = [path for path in inside if path.name[0] != "." and path not in others]
-        yield from (
-            path for path in paths if path.is_symlink() or is_copy(path) or is_manifest(path)
-        )
-        folders[:] = [path.name for path in paths if path.is_dir() and not is_copy(path)]
+        # Another process may delete a folder.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for name in sorted(os.listdir(parent)):
+                path = parent / name
+                if name.startswith(".") or path in (tree / STORE.name, tree / VERSIONS):
+                    continue
+                if path.is_symlink() or is_copy(path) or is_manifest(path):
+                    yield path
+                if path.is_dir() and not is_copy(path):
+                    pending.append(path)
 
 
 def is_manifest(path: Path) -> bool:

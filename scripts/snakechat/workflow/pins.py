@@ -100,10 +100,14 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
     assert found is not None
     names = {
         path: path.relative_to(folder).as_posix()
-        for folder in found.submodule_search_locations or filter(None, [found.origin])
-        for path in (Path(folder), *sorted(Path(folder).rglob("*")))
+        for folder in found.submodule_search_locations or ()
+        for path in sorted(Path(folder).rglob("*"))
         if path.is_file() and path.parent.name != "__pycache__"
     }
+    origin = Path(found.origin or "")
+    # A module that is built in has no file.
+    if not found.submodule_search_locations and origin.is_file():
+        names = {origin: "."}
     files = [[names[path], value] for path, value in digests(names).items()]
     versions = installed_versions(_providers(module)).values()
     return f"{' '.join(versions)} {FILES}{digest(files)[:16]})".lstrip()
