@@ -276,10 +276,10 @@ class FixedDecoder(Decoder):
                 # Without zeros, there could be NaN, which a mask does not remove.
                 padding = (0, 0, 0, self.length - layer.length)
                 for name in KEYS_VALUES:
-                    yield (
-                        f"{name} {number}",
-                        torch.nn.functional.pad(vars(layer).pop(name)[sources], padding),
-                    )
+                    tensor = getattr(layer, name)[sources]
+                    # Free the prompts' own.
+                    delattr(layer, name)
+                    yield f"{name} {number}", torch.nn.functional.pad(tensor, padding)
 
         self._fill(torch.arange(len(sources), device=sources.device), tensors())
         self.end = self.length

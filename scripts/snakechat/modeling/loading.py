@@ -96,7 +96,7 @@ def _load(
         )
     values = config.to_dict().items()
     # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
-    config.update({name: 0.0 for name, v in values if re.search("drop|jitter", name) and v})
+    config.update({name: 0.0 for name, value in values if re.search("drop|jitter", name) and value})
     config.update({name: getattr(tokenizer, name) for name in SPECIAL_IDS})
     if is_scorer:
         config.num_labels = 1

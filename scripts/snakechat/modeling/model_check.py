@@ -117,6 +117,7 @@ def comparable_weights(module: Policy | Scorer) -> Iterator[None]:
     is_whole = all(weight.shape == whole_shape(weight) for weight in weights)
     is_small = sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
     if not is_whole or not is_small or acceleration().compile:
+        # The weights stay as they are.
         weights = []
     values = [weight.data for weight in weights]
     for weight in weights:

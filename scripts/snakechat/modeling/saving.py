@@ -75,14 +75,12 @@ def save_adapter(
         if rank() > 0:
             return
         config: Any = model.peft_config["default"]
-        vars(config).update(
-            task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
-            modules_to_save=["score"] if has_head else None,
-            base_model_name_or_path=model.config.name_or_path,
-            inference_mode=True,
-            # peft would write the set in an arbitrary order.
-            target_modules=sorted(config.target_modules),
-        )
+        config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
+        config.modules_to_save = ["score"] if has_head else None
+        config.base_model_name_or_path = model.config.name_or_path
+        config.inference_mode = True
+        # peft would write the set in an arbitrary order.
+        config.target_modules = sorted(config.target_modules)
         config.save_pretrained(folder)
         weights = {
             f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
