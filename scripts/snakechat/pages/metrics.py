@@ -149,9 +149,14 @@ def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
 
 
 class Figure(NamedTuple):
-    """A number of an evaluation: the mean of n seeds, with its 95 % interval if it has one.
+    """A number of an evaluation.
 
-    scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise None.
+    Attributes:
+        value: The number.
+        interval: Its 95 % interval, if it has one.
+        n: Of how many seeds it is the mean.
+        scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise
+            None.
     """
 
     value: float

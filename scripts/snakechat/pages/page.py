@@ -42,8 +42,12 @@ CONTEXT = 8
 
 
 class Cell(NamedTuple):
-    """A cell of a table, or a result in large print: a number, its interval with further facts, and
-    a tone: "better" or "worse" for a difference that excludes 0.
+    """A cell of a table with an interval or a tone, or a result in large print.
+
+    Attributes:
+        value: The number.
+        interval: Its interval, and further facts in small print.
+        tone: "better" or "worse" for a difference that excludes 0.
     """
 
     value: str
@@ -90,8 +94,13 @@ class Section(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page: eyebrow is its kind, above the title; cards are the main results, by name; remarks
-    are sentences above the sections; notes are small print below them.
+    """A page.
+
+    Attributes:
+        eyebrow: The kind of page, above the title.
+        cards: The main results, by name.
+        remarks: Sentences above the sections.
+        notes: Small print below them.
     """
 
     eyebrow: str
