@@ -155,7 +155,8 @@ class Evaluator:
             responses.logprobs = responses.rollouts.logprobs(model.module)
             if self.is_correct or self.functions:
                 greedy = self._sample(model, 0, 1)
-                self._add("score", {"greedy": greedy}, self.function_sum)
+                if self.functions:
+                    self._add("score", {"greedy": greedy}, self.function_sum)
                 responses.metrics |= {
                     f"greedy_{key}": greedy.metrics[key]
                     for key in ("success", "function_score")
@@ -178,8 +179,8 @@ class Evaluator:
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any.
 
-        Add pass_at_K, too: a response passes if it is right or, without a check, if each function
-        that judges it gives 1. One reward model is loaded at a time.
+        Without an exact check, add pass_at_K, too: a response passes if each function that judges
+        it gives 1. One reward model is loaded at a time.
         """
         if self.functions:
             self._add("score", models, self.function_sum)

@@ -17,8 +17,9 @@ from snakechat.modeling.forward import response_logprobs
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
-# Names of the models in metrics.json, and in responses.jsonl by the job's inputs, in one order.
+# Names of the models in metrics.json.
 MOMENTS = ("before", "after")
+# Their names in responses.jsonl, by the job's inputs, in the same order.
 NAMES = {"base": "base", "model": "sft"}
 # Whether prompts count, by prefix of the names of metrics.
 PREFIXES = {"": True, "response_": False}
@@ -28,12 +29,12 @@ def main(job: Job[Any]) -> None:
     """Evaluate both models one after the other."""
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     logprobs = [
-        [response_logprobs(model.module, examples, whole)[0] for whole in PREFIXES.values()]
+        [response_logprobs(model.module, examples, counted)[0] for counted in PREFIXES.values()]
         for _, model in sampled_models(job, job.settings.dtype, examples, NAMES)
     ]
     if rank() > 0:
         return
-    tokens = [examples.num_tokens(whole) for whole in PREFIXES.values()]
+    tokens = [examples.num_tokens(counted) for counted in PREFIXES.values()]
     metrics = write_metrics(job, perplexities, -np.array(logprobs), np.array(tokens))
     before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")

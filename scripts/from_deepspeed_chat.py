@@ -156,13 +156,13 @@ def name_sources(
     )
     datasets["local/jsonfile"] = "local"
 
-    def dataset(path: str, form: dict[str, Any], more: dict[str, Any]) -> str:
-        """Return the name of a dataset. The config gets an entry of a new one, or for more keys."""
-        each = datasets.get(path) or path.rstrip("/").replace("/", "-").lstrip(".-")
-        entry = more if path in datasets else source_of(path) | form | more
+    def dataset(path: str, form: dict[str, Any], selection: dict[str, Any]) -> str:
+        """Return the name of a dataset. A new one, or one with a selection, gets an entry."""
+        dataset_name = datasets.get(path) or path.rstrip("/").replace("/", "-").lstrip(".-")
+        entry = selection if path in datasets else source_of(path) | form | selection
         if entry:
-            config.setdefault("datasets", {})[each] = entry
-        return each
+            config.setdefault("datasets", {})[dataset_name] = entry
+        return dataset_name
 
     for key in [key for key in ("model", "actor", "reward") if key in recipe]:
         path = recipe[key]

@@ -89,7 +89,6 @@ def pytorch_job(job: PlannedJob, profile: Document) -> Document:
     spec, placement = job.spec, job.placement
     threads, gpus = placement.threads, placement.gpus_per_node
     name = re.sub("[^a-z0-9]+", "-", f"{spec['rule']}-{spec['name']}".lower())[:40].strip("-")
-    job.write_spec()
     [document] = completed(
         TRAINING,
         profile,
@@ -108,11 +107,12 @@ def pytorch_job(job: PlannedJob, profile: Document) -> Document:
     )
     nodes = document["spec"]["pytorchReplicaSpecs"]
     if not gpus:
-        # A cluster without GPUs need not know the name.
+        # A cluster without GPUs need not have this resource.
         for amounts in nodes["Master"]["template"]["spec"]["containers"][0]["resources"].values():
             amounts.pop("nvidia.com/gpu", None)
     if placement.nodes == 1:
         del nodes["Worker"]
+    job.write_spec()
     return document
 
 

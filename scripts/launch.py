@@ -51,7 +51,8 @@ def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
         prepare_environment()
-        # Of huggingface_hub. Commands of users, and jobs with limits, have another home.
+        # The cache and the token of huggingface_hub. Commands of users, and jobs with limits, have
+        # another home.
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         os.environ["HF_HOME"] = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     command = sys.argv[1:]
@@ -180,7 +181,7 @@ def run_on_rungs(ladder: Ladder, torchrun: Sequence[str], port: int) -> int:
         if code == 128 + signal.SIGKILL and is_trying and ladder.number == number:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
             ladder.go_down()
-        # Another node may note why its processes failed.
+        # For a minute, another node may note why its processes failed.
         deadline = time.monotonic() + (60 if port else 0)
         while not is_below(ladder, number):
             if time.monotonic() >= deadline:

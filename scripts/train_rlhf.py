@@ -133,9 +133,10 @@ class RlhfTrainer(Training[RlhfSettings]):
         self.critic = self.load_critic(examples, sum(updates), longest) if has_critic else None
 
     def load_critic(self, examples: Examples, num_updates: int, longest: int) -> Engine[Scorer]:
-        """Load the critic from a reward model that can read the actor's token ids, if there is one.
+        """Load the critic, from the first reward model that can read the actor's token ids.
 
-        Its own chat template may differ. Values are on the scale of normalized scores.
+        The chat template of that model may differ. Its values are on the scale of normalized
+        scores. Without such a model, the critic starts as the actor with a new head.
         """
         settings, placement, inputs = self.settings, self.job.placement, self.job.inputs
         origin = next(

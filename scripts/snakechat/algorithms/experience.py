@@ -174,7 +174,7 @@ class RlhfState(Attributes):
         )
 
     def standardized(self, scores: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
-        """Return weighted scores, of any shape, by the moments of the first ones that differ."""
+        """Return weight * scores, of any shape, standardized by the moments of the first scores."""
         count, mean, squares = self.moments
         weighted = weight * scores
         return (weighted - mean) / math.sqrt(squares / count) if squares else weighted

@@ -72,9 +72,9 @@ def function_columns(
 def load_function(name: str, arguments: Mapping[str, Any]) -> TextScorer:
     """Return the function score of rewards/NAME.py, with arguments that it receives by keyword.
 
-    It returns the score of each response, float64 [n]; NaN where the program returned None. Both
-    raise InputError: the program cannot be run, defines no score, or score raises or returns
-    anything but a finite number for each response.
+    That function returns the score of each response, float64 [n]; NaN where the program returned
+    None. Both functions raise InputError if the program cannot be run, if it defines no score, or
+    if score raises or returns anything but a finite number for each response.
     """
     with _errors_of(name):
         function: Any = getattr(load_module(name, {}), "score", None)

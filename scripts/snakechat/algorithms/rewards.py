@@ -53,7 +53,8 @@ class RewardModel(NamedTuple):
 
     name: The job's input with the model. weight: Of its scores in their sum.
     encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
-    tokenizer: With the actor's, the critic can start from the model whichever template it has.
+    tokenizer: Of the model. If it is the tokenizer of the actor, the critic can start from the
+        model, even if their chat templates differ.
     """
 
     name: str

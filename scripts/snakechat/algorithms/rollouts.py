@@ -174,7 +174,10 @@ class Rollouts:
     def evaluate(
         self, module: Policy | Scorer, number: int, function: Callable[[TokenBatch], Any]
     ) -> torch.Tensor:
-        """Return tables [k, B, R] of the number k of values [N] that a function returns."""
+        """Return tables [k, B, R] of the k values [N] that a function returns for each batch.
+
+        number: k.
+        """
         tables = torch.zeros(number, *self.response_mask.shape, device=self.device)
         rows = np.arange(self.num_prompts)
         for micro_batch, _, tokens in self.micro_batches(rows, module.supports_packing):

@@ -257,7 +257,7 @@ class Config:
     def reward_settings(self, stage: str, name: str, *keys: str) -> dict[str, Any]:
         """Return the settings of what scores responses, by which programs find their inputs.
 
-        keys: `reward`, and `judge` of an evaluation, which asks an LLM judge to compare, too.
+        keys: `reward`; for an evaluation, also `judge`.
         """
         settings: dict[str, Any] = {"reward_templates": {}}
         for key in keys:
@@ -268,8 +268,12 @@ class Config:
                 # The tokenizer that our training saved has the template of its rows.
                 if model.section == "models" or "command" in self.recipe(*model):
                     settings["reward_templates"][input_name] = self.template(*model)
-        compares = self.values["evaluation"]["llm_judge"] if "judge" in keys else None
-        judges = judge_names(*(settings[key] for key in keys), compares and f"{JUDGES}/{compares}")
+        references = [settings[key] for key in keys]
+        compares = self.values["evaluation"]["llm_judge"]
+        # An evaluation also asks an LLM judge to compare responses.
+        if "judge" in keys and compares:
+            references.append(f"{JUDGES}/{compares}")
+        judges = judge_names(*references)
         return settings | {"llm_judges": judge_settings(self.values[JUDGES], judges)}
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:

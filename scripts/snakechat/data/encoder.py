@@ -85,7 +85,7 @@ class DialogueTemplate:
 
     def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
         """Return the text of a response behind its prompt."""
-        # It rejects a message that is more than a text.
+        # self.prompt rejects a message that is more than a text.
         self.prompt([response_turn(response)])
         return response
 
@@ -237,8 +237,11 @@ class Encoder:
         self.context_ids = cache(lambda text: self._ids([text])[0])
         # Whether texts may have marks: only `marked` writes them.
         self.has_marks = False
-        # Tokens, such as eos, that the tokenizer appends to each text.
-        self.num_appended = self.backend.encode(":").special_tokens_mask[::-1].index(0)
+        # Tokens, such as eos, that the tokenizer appends to each text: the special ones after the
+        # last token of the text.
+        with limited_steps(source_of(tokenizer)):
+            mask = self.backend.encode(":").special_tokens_mask
+        self.num_appended = mask[::-1].index(0)
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[Ids]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
@@ -256,7 +259,8 @@ class Encoder:
                 has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
         """
-        write, remaining = self.writer.sampled if sampled else self.writer.response, iter(rows)
+        write = self.writer.sampled if sampled else self.writer.response
+        remaining = iter(rows)
         while part := list(islice(remaining, ROWS)):
             written: list[Written | TurnsRejected] = []
             for turns, texts in part:

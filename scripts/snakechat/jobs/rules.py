@@ -164,7 +164,8 @@ OF_SLURM = {
 def used_resources(config: Config) -> list[str]:
     """Return the resources that jobs may have.
 
-    Of others, Snakemake evaluates defaults itself, which may be expressions.
+    Those of Slurm that no deployment sets are omitted: Snakemake evaluates their defaults, which
+    may be expressions.
     """
     placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
     keys = {key for placement in placements for key in placement.get("slurm") or {}}

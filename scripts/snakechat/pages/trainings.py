@@ -106,7 +106,9 @@ def read_training(
     evaluation: str | Path,
     tokens: Path | None = None,
 ) -> Training:
-    """Read a training (entry: of the lineage), its evaluation and its tokens from their folders.
+    """Read a training, its evaluation and its tokens from their folders.
+
+    entry: Of the training in the lineage.
 
     Metrics of a reward model or DPO have `before` if it was evaluated before its training.
 

@@ -216,7 +216,7 @@ class Checkpointer:
                     STATE_LOCK.lock.release()
             saved = [int(each.name) for each in folders if has_all_parts(each)]
             if noted_number(self.job.states) > self.rung_number:
-                # The other one may have no part.
+                # The process that ran out of memory may have no part.
                 self.line = "another process has run out of memory: all start again"
             elif saved:
                 after = f"after step {saved[0]}" if saved[0] else "before the first step ended"

@@ -27,8 +27,9 @@ import deepspeed  # isort: skip
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 # Elements that DeepSpeed sends together, that stage 3 keeps if they are used again before this many
-# others, and that it gathers ahead: its defaults (zero/config.py, 0.19). Of a small model, stage 3
-# takes one part of this many at a time, so that it never holds most of it.
+# others, and that it gathers ahead: its defaults (zero/config.py, 0.19). Stage 3 takes at most
+# 1/GATHERED_PARTS and 1/PREFETCHED_PARTS of the weights, so that it never holds most of a small
+# model.
 BUCKET, REUSED, PREFETCHED = 500_000_000, 1_000_000_000, 50_000_000
 GATHERED_PARTS, PREFETCHED_PARTS = 16, 32
 

@@ -140,7 +140,8 @@ class Evaluations(Attributes):
             # Left by a killed run.
             shutil.rmtree(temporary, ignore_errors=True)
         self.save(temporary)
-        # The others wait here: a signal saves no state of a process that waits within a step.
+        # All wait here for the first process, and not within the next step, where a signal saves no
+        # state.
         barrier()
         if rank() == 0:
             # A run that resumed from an earlier step makes the same copy again.

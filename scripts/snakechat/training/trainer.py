@@ -337,7 +337,8 @@ def text_gradients(
     """
     loss_sum: Any = 0.0
     for micro_batch in micro_batches:
-        loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
+        share = micro_batch.counted / num_tokens
+        loss = -share * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
         loss_sum = loss_sum + loss.detach()
     return all_reduce_sum(loss_sum).item()

@@ -275,6 +275,9 @@ class Snapshot:
                 for name, content in self.files.items():
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)
                     (copy / name).write_bytes(content)
+                # Of other builds, whose jobs may wait in the queue of a cluster.
+                for other in self.folder.glob("*.json"):
+                    shutil.copy2(other, copy)
                 shutil.rmtree(self.folder, ignore_errors=True)
                 # It fails if another process has taken the same snapshot.
                 with suppress(OSError):

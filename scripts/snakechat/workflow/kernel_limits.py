@@ -86,6 +86,8 @@ def restrict(
         listens: Further ports that it may bind.
     """
     version = landlock_version()
+    if not version:
+        raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     handled = sum(right for first, right in FILE_RIGHTS if version >= first)
     limits_ports = version >= NETWORK_VERSION and ports is not None
     on_ports = BIND_TCP | CONNECT_TCP if limits_ports else 0

@@ -247,6 +247,7 @@ def hermetic_version(mode: str) -> int:
     mode: `auto`: limited where the kernel can; `require`: InputError where it cannot; `off`.
     """
     version = 0 if mode == "off" else landlock_version()
+    # It needs rights on TCP ports.
     if mode == "require" and version < NETWORK_VERSION:
         found = f"version {version}" if version else "none"
         raise InputError(
