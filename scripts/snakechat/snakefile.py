@@ -21,13 +21,7 @@ from typing import Any
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
 from snakechat.config.rlhf import api_key
-from snakechat.jobs.planner import (
-    check_options,
-    config_options,
-    default_targets,
-    jobs_of_target,
-    read_config,
-)
+from snakechat.jobs.planner import default_targets, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
@@ -47,6 +41,12 @@ from snakechat.workflow.links import (
 from snakechat.workflow.manifest import MANIFEST
 from snakechat.workflow.processes import Placement
 from snakechat.workflow.publishing import check_machine, import_reward_functions
+from snakechat.workflow.snakemake_options import (
+    check_options,
+    config_options,
+    jobs_share_environment,
+    read_config,
+)
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -205,7 +205,7 @@ class RuleFunctions:
         """
         # The manifest is the first output.
         job = self._makes[output[0]]
-        python = sys.executable if adapter.jobs_share_environment(self.workflow) else "python"
+        python = sys.executable if jobs_share_environment(self.workflow) else "python"
         scripts = f"{self.snapshot.folder}/scripts"
         return shlex.join([python, *job.command(scripts, self._placement(job))])
 
@@ -317,7 +317,7 @@ class RuleFunctions:
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = adapter.jobs_share_environment(self.workflow)
+        shares_environment = jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_machine(

@@ -39,7 +39,7 @@ LIBRARIES = {
     "matplotlib": {"pages"},
     "pyarrow": {"data"},
     "pydantic": {"config"},
-    "snakemake": {"workflow", "jobs"},
+    "snakemake": {"workflow"},
     "vllm": {"modeling"},
 }
 # Libraries that take seconds to import, or that a cluster's head node may not have.

@@ -1,4 +1,4 @@
-"""Options and targets of a command line, and the jobs of builds that tools explain or accept.
+"""Targets of a command line, and the jobs of builds that tools explain, estimate or accept.
 
 Jobs, specs and staleness come from the modules that the workflow uses (snakechat.jobs). The jobs of
 a target, and which of them would run, are determined a second time: Snakemake derives them from the
@@ -6,19 +6,12 @@ rules.
 """
 
 import argparse
-import io
 import itertools
 import os
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from snakemake.common.configfile import load_configfile
-from snakemake.exceptions import CliException
-from snakemake.utils import update_config
+from typing import NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import RECIPE_NAME, STAGES, Reference
@@ -26,6 +19,7 @@ from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
 from snakechat.workflow.errors import InputError, tool_parser
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"
@@ -34,86 +28,6 @@ PATHS = {
     rule: re.compile(rf"output/{row.folder}/(?P<name>{row.names})([.]manifest[.]json|[.]html|/.*)?")
     for rule, row in RULES.items()
 }
-
-# --- options of Snakemake -------------------------------------------------------------------------
-
-
-def config_options(arguments: list[str]) -> list[str]:
-    """Return the words of a command line that change the config: --configfile and --config.
-
-    A rebuild needs them again.
-    """
-    options, kept = [], False
-    for word in arguments:
-        if word.startswith("-"):
-            kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
-        if kept:
-            options.append(word)
-    return options
-
-
-def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the options of a command line with its profiles, and the values of --config.
-
-    Values are text below the top level.
-    """
-    # It takes seconds, and Snakemake's API works without it.
-    from snakemake.cli import parse_args, parse_config
-
-    with redirect_stderr(io.StringIO()) as messages:
-        try:
-            _, options = parse_args(words)
-            return options, parse_config(options.config)
-        except (ValueError, CliException) as error:
-            raise InputError(str(error)) from None
-        except SystemExit:
-            raise InputError(messages.getvalue().rstrip().rpartition("error: ")[2]) from None
-
-
-def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of config files, later ones on top, as Snakemake reads them."""
-    values: dict[str, Any] = {}
-    for each in (*map(load_configfile, files), command_line):
-        update_config(values, each)
-    return values
-
-
-# Options that take the manifest of a result for the whole result, or times for what makes it stale,
-# by their names in Snakemake, and what to run instead.
-LISTS = ("summary", "detailed_summary", "list_changes", "list_input_changes", "list_params_changes")
-REFUSED = {
-    **dict.fromkeys(LISTS, "python scripts/explain.py, or snakemake -n"),
-    "delete_all_output": "make clean-output, or delete folders below output/",
-    "delete_temp_output": "make clean-output, or delete folders below output/",
-    "list_untracked": "python scripts/store.py list",
-    "generate_unit_tests": "make reproduce TARGET=output/...",
-    "touch": "python scripts/accept.py TARGET --because REASON, if code or libraries changed",
-    "cache": "the same command without it: the store keeps all versions of results",
-}
-
-
-def check_options(workflow: Any) -> bool:
-    """Return whether Snakemake writes a report, at the first question of its plan.
-
-    Raises InputError if an option would leave results in a wrong state, or say what is wrong.
-    """
-    used: dict[str, Any] = {}
-    if workflow.execution_settings is not None:
-        used["touch"] = workflow.touch
-    else:
-        # Snakemake's API has no settings of options that execute nothing. Another program that uses
-        # the API has other options.
-        with suppress(InputError):
-            used = vars(parse_options(sys.argv[1:])[0])
-    used = {**used, "cache": workflow.workflow_settings.cache is not None}
-    for name, advice in REFUSED.items():
-        if used.get(name):
-            raise InputError(
-                f"--{name.replace('_', '-')} looks at manifests and times, and not at the files and"
-                f" specs of results: run {advice}"
-            )
-    return used.get("report") is not None
-
 
 # --- targets --------------------------------------------------------------------------------------
 

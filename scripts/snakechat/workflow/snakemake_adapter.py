@@ -62,12 +62,6 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def jobs_share_environment(workflow: Any) -> bool:
-    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
-    is_shared = SharedFSUsage.SOFTWARE_DEPLOYMENT in workflow.storage_settings.shared_fs_usage
-    return is_shared and not workflow.deployment_settings.deployment_method
-
-
 # The input of a job whose time makes no output stale.
 without_time = ancient
 

@@ -8,7 +8,6 @@ import pytest
 from snakemake.api import SnakemakeApi
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.jobs.planner import config_options, parse_options, read_config
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     REPLACED,
@@ -16,6 +15,7 @@ from snakechat.workflow.snakemake_adapter import (
     change_messages,
     check_names,
 )
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 
 def test_a_snakemake_without_a_name_that_is_replaced_is_rejected():
