@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 from snakechat.data.ragged_arrays import read_statistics
-from snakechat.pages.page import Page, Section, Tokens, row_reader, row_tables, write_page
+from snakechat.pages.page import Page, Section, Tokens, write_page
+from snakechat.pages.rows import row_reader, row_tables
 from snakechat.workflow.errors import InputError, one_line_errors, tool_parser
 from snakechat.workflow.manifest import MANIFEST, read_manifest
 from snakechat.workflow.printable import printable_text

@@ -37,13 +37,12 @@ from snakechat.pages.page import (
     Table,
     figure_cell,
     metric_table,
-    row_reader,
-    row_tables,
     table_of,
     value_table,
     write_csv,
     write_record,
 )
+from snakechat.pages.rows import row_reader, row_tables
 from snakechat.pages.trainings import Training, curves, points_of, read_training, run_table
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first

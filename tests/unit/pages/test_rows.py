@@ -11,7 +11,8 @@ import draw_page
 import show_rows
 from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
 from snakechat.pages import metrics
-from snakechat.pages.page import Token, Tokens, row_reader
+from snakechat.pages.page import Token, Tokens
+from snakechat.pages.rows import row_reader
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import write_json, write_json_lines
 from support.pages import texts_in
