@@ -35,18 +35,11 @@ from snakechat.config.settings import (
 EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
-def _check_scale(scale: list[float]) -> list[float]:
-    if scale[0] >= scale[1]:
-        raise ValueError("expected the lowest rating before the highest one")
-    return scale
-
-
 def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     for key in parameters.keys() & SET_BY_CLIENT:
         raise ValueError(f"{key} is set by Snakechat, which reads one reply: remove it")
     # JSON has one kind of number: 0 and 0.0 are the same request.
-    read: dict[str, Any] = json.loads(json.dumps(parameters), parse_float=_as_number)
-    return read
+    return json.loads(json.dumps(parameters), parse_float=_as_number)
 
 
 def _as_number(text: str) -> float:
@@ -312,9 +305,7 @@ class LlmJudge(Settings):
 
     model: NonEmptyText
     rubric: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-    scale: Annotated[list[Number], AfterValidator(_check_scale)] = Field(
-        [1.0, 10.0], min_length=2, max_length=2
-    )
+    scale: list[Number] = Field([1.0, 10.0], min_length=2, max_length=2)
     parameters: Annotated[dict[str, JsonValue], AfterValidator(_check_parameters)] = Field(
         {"temperature": 0}
     )
@@ -324,6 +315,13 @@ class LlmJudge(Settings):
     key_env: EnvironmentVariable = ABSENT
     requests_per_minute: Positive = ABSENT
     concurrency: Count = 8
+
+    def problems(self) -> dict[str, bool]:
+        low, high = self.scale
+        return {
+            "scale: expected the lowest rating before the highest one, found"
+            f" [{low:g}, {high:g}]": low >= high
+        }
 
 
 # The keys of access to a judge.
