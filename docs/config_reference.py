@@ -177,7 +177,7 @@ class Page:
             yield self.row(name, key, different[0] if is_general else default)
 
     def table(self, section: str, keys: list[str]) -> Iterator[str]:
-        """Yield the lines of a table of keys, those of a stage in the order of config.yaml."""
+        """Yield the lines of a table of keys. A stage has its keys in the order of config.yaml."""
         if section in RECIPES:
             keys = self.in_order(keys)
         yield self.labels["head"]
@@ -320,7 +320,7 @@ def keys_of(schema: Schema, place: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 def comments(text: str) -> dict[str, str]:
     """Return the comment above each key of a YAML file, in its order; empty if there is none.
 
-    The settings of a stage's defaults belong to the stage, and those of a deployment to all. What a
+    Settings of a stage's defaults belong to the stage, settings of a deployment to all. What a
     key merges (<<) from a place further up has no comment.
     """
     lines, visited = text.splitlines(), set()

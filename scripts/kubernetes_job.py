@@ -47,8 +47,8 @@ def main() -> None:
 def completed(path: Path, profile: Document, **values: Any) -> list[Document]:
     """Return the documents of a file, with values in place of $NAME.
 
-    Namespace, image, claim and mount are those of the profile. The values are any others, such as
-    the `folder` in which a pod starts. Raises InputError if that is not on the volume.
+    The profile sets namespace, image, claim and mount. Further values come from the caller, such as
+    the `folder` in which a pod starts. Raises InputError if the folder is not on the volume.
     """
     claim, _, mount = profile["kubernetes-persistent-volumes"][0].partition(":")
     folder = values.get("folder", mount)

@@ -6,11 +6,12 @@ steps of 8 rows or pairs, in bf16 with fp32 master weights. The method of DeepSp
 loop below, with torch's fused AdamW instead of DeepSpeed's: every sequence is padded to 512, logits
 and scores are computed at all positions, and the reference model runs in every step of DPO.
 
-Tokens are those of prompt and response without padding, of both sequences of a pair. Memory is the
-peak above that of a process after its imports. The losses of the first step agree except where they
-differ by definition: DeepSpeed-Chat compares scores at every position where the responses differ,
-Snakechat at the last one, and each score head has its own random weights; DPO starts at log 2. Each
-measurement is a separate process; the methods alternate, and the results are medians.
+Tokens of prompt and response count, without padding, in both sequences of a pair. Memory is the
+peak above the memory of a process after its imports. The losses of the first step agree except
+where they differ by definition: DeepSpeed-Chat compares scores at every position where the
+responses differ, Snakechat at the last one, and each score head has its own random weights. DPO
+starts at log 2. Each measurement is a separate process; the methods alternate, and the results are
+medians.
 """
 
 import importlib

@@ -9,8 +9,8 @@ Settings tried with TRL 1.16.0 on this job (sequences/s of CPU time, one thread,
 - Eager attention: 3.6 instead of 3.9 (GRPO).
 - Weights in bf16 without fp32 master weights: 4.4 instead of 3.9 (GRPO). Not used: the other
   implementations have fp32 master weights.
-- The fused head is the only one of these trainers: on a CPU it evaluates all positions, including
-  those of prompts.
+- The fused head is the only one of these trainers: on a CPU it evaluates all positions, prompts
+  included.
 - GRPOTrainer skips the forward pass for old log-probabilities, because one update follows;
   RLOOTrainer has no such option.
 """

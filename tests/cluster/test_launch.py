@@ -97,7 +97,7 @@ def test_one_process_is_plain_python(start):
     # Snakemake sets OMP_NUM_THREADS to at most --cores, and an operator sets the variables of a
     # group for a single node too.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
-    # Variables of the shell that change results are removed; those of the placement are recorded.
+    # Variables of the shell that change results are removed, variables of the placement recorded.
     removed = {"MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true", "PYTHONOPTIMIZE": "1"}
     removed |= {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
     shell = {"ATEN_CPU_CAPABILITY": "default", "PYTHONUTF8": "0", "MKL_DYNAMIC": "TRUE"}

@@ -24,7 +24,7 @@ def followed(tmp_path_factory):
     """The folder in which the first tutorials were followed, where others continue."""
     folder = tmp_path_factory.mktemp("tutorial") / "snakechat"
     copy_sources(folder)
-    # The cores are those of several tests.
+    # Several tests share the cores.
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("    threads: 2\n", "    threads: 1\n"))
     workflow = Workflow(folder)

@@ -33,7 +33,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert rows["seed"] == "<td>1234, 7</td><td>1234, 7</td>"
     assert "n\xa0=\xa02" in rows["accuracy"]
     assert re.fullmatch(r"(<td>[\d.]+ s/step</td>){2}", rows["time of a step (median)"])
-    # The data are those of the evaluations.
+    # The file holds the data of the evaluations.
     with (copy.folder / "output/pages/compare/dpo/mine/comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["group", "seed", "metric", "value", "low", "high", "n"]

@@ -21,7 +21,7 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
-    """Trainings of a small random model on 32 pairs, which are also those of the evaluation."""
+    """Trainings of a small random model on 32 pairs, evaluated on the same pairs."""
     recipes = {name: {**COMMON, **changes} for name, changes in RECIPES.items()}
     folder = tmp_path_factory.mktemp("dpo")
     with stages_of_small_model(folder, tokenizer, toy_rows(32), {"dpo": recipes}) as stages:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 STEPS = 4
 RECIPE = {"model": "random", "datasets": ["toy"], "max_length": 90, "epochs": 1, "dtype": "bf16"}
 RECIPE |= {"global_batch_size": 8, "max_steps": STEPS, "placement": {"deployment": "cpu"}}
-# Most of the memory is that of the weights, about 4 million.
+# The weights, about 4 million, take most of the memory.
 SIZES = {"hidden_size": 256, "ffn_dim": 1024, "num_hidden_layers": 4, "word_embed_proj_dim": 256}
 NAMES = ("limited", "killed", "whole")
 

@@ -81,7 +81,7 @@ def test_perplexities_are_those_of_transformers(stages):
             assert metrics[moment][f"{prefix}tokens"] == len(nats)
             expected = pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-4)
             assert metrics[moment][f"{prefix}perplexity"] == expected
-    # The response of the row itself comes before those of the models.
+    # The response of the row comes before the models' responses.
     lines = [json.loads(line) for line in (result / "responses.jsonl").read_text().splitlines()]
     assert [line["model"] for line in lines] == ["data"] * 2 + ["base"] * 2 + ["sft"] * 2
     assert sorted((line["prompt"], line["response"]) for line in lines[:2]) == sorted(ROWS)

@@ -47,7 +47,7 @@ QWEN_THOUGHTS = (
     "{{ content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As DeepSeek-R1's: the prompt starts the thoughts, and only those of the last response are written.
+# As DeepSeek-R1's: the prompt starts the thoughts, and only the last response has its thoughts.
 R1_THOUGHTS = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message.role == 'assistant' %}<|assistant|>"

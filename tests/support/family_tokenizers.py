@@ -1,6 +1,6 @@
-"""Tokenizers built as those of a model family: type, special tokens and chat template, few merges.
+"""Tokenizers as model families build them: type, special tokens, chat template, few merges.
 
-The facts are those of tokenizer.json and tokenizer_config.json of the named repository.
+The facts come from tokenizer.json and tokenizer_config.json of the named repository.
 """
 
 import json

@@ -40,7 +40,7 @@ def as_table(rows):
 
 
 def as_parquet(rows, **options):
-    """Return a Parquet file; options are those of pyarrow.parquet.write_table."""
+    """Return a Parquet file; pyarrow.parquet.write_table gets the options."""
     file = io.BytesIO()
     pq.write_table(as_table(rows), file, **options)
     return file.getvalue()

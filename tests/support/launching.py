@@ -13,7 +13,7 @@ def launch(
 ):
     """Start a program in a number of processes; return the launcher, whose output is text.
 
-    number: None for that of its placement. device: cpu or cuda. environment: Further variables.
+    number: None if the placement sets it. device: cpu or cuda. environment: Further variables.
     """
     group = ["--standalone", f"--nproc-per-node={number}"] if number else []
     command = [ROOT / "tests/bin/python", launcher, *group, program, *arguments]

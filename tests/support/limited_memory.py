@@ -32,7 +32,7 @@ def train():
     )
     from snakechat.training import deepspeed_engine
 
-    # Otherwise most of the memory is that of DeepSpeed's buffers.
+    # Otherwise DeepSpeed's buffers would take most of the memory.
     deepspeed_engine.BUCKET = deepspeed_engine.REUSED = deepspeed_engine.PREFETCHED = 1 << 16
     import train_sft
     from snakechat.config.settings import SftSettings

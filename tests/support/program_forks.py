@@ -54,7 +54,7 @@ READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORC
 # Except those that rules, scripts/launch.py and torchrun set for each program. The server has UTF-8
 # too, and a fork has the path of its program.
 OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_CPP_", "TORCH_NCCL_")
-# Set by torch in a process that compiles, such as that of other tests.
+# Set by torch in a process that compiles, such as the process of other tests.
 OF_COMPILER = ("TORCHINDUCTOR_CACHE_DIR",)
 
 

@@ -41,7 +41,7 @@ SETTINGS = {
 class Stages:
     """Results of a config's jobs, each made when it is first asked for.
 
-    The working directory is that of the build.
+    The working directory is the folder of the build.
 
     Args:
         rows: {split: records} of the datasets; each phase gets all of them.
@@ -117,7 +117,7 @@ def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_j
     Args:
         rows: {split: records}.
         recipes: {stage: {name: recipe}}.
-        datasets: {name: dataset}, in addition to those of the config.
+        datasets: {name: dataset}, in addition to the datasets of the config.
         llm_judges: {name: judge}.
         init: Changes of the model's config.
     """

@@ -219,7 +219,7 @@ def train_on_rollouts(placement):
 
 
 def train_and_save(folder, placement, settings):
-    """Train adapters and save the merged model; return its weights and those of the saved one."""
+    """Train adapters and save the merged model; return its weights and the saved weights."""
     policy = Policy(add_lora(make_model(), 4, 8))
     engine = engine_for(policy, placement, settings)
     ids = rows_of(0)

@@ -64,7 +64,7 @@ class Result:
         return digests, {*os.listdir(self.folder.parent), *os.listdir(self.stored)}
 
     def check(self, uninterrupted):
-        """Check that the result equals that of another workflow and that all is up to date."""
+        """Check that another workflow made the same result and that all is up to date."""
         assert self.files() == uninterrupted.files()
         assert not list(self.workflow.folder.glob(".snakemake/locks/*"))
         targets = [Result(self.workflow, job).target for job in JOBS]

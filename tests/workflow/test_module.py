@@ -177,5 +177,5 @@ def test_a_deployed_workflow_is_built_from_the_installed_package(deployed):
     workflow.build("output/sft/tiny")
     assert (workflow.folder / "output/sft/tiny/report").exists()
     assert workflow.planned("output/sft/tiny") == set()
-    # Prompts come with the package, and are those of the folder where it has some.
+    # Prompts come with the package; a folder that has its own uses them.
     assert workflow.planned("output/prompt_eval/sft/tiny.html") == {"prompt_eval", "draw_page"}

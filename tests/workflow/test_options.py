@@ -39,7 +39,7 @@ def test_options_that_do_not_fit_name_what_does(quick):
 
 
 def test_a_dry_run_names_what_has_changed_and_writes_nothing(tree):
-    """The reasons of its first jobs; those of the others are the jobs before them."""
+    """The first jobs have reasons; the jobs before them are the reasons of the others."""
     with (tree.folder / "scripts/snakechat/algorithms/preference.py").open("a") as module:
         module.write("\nassert True\n")
     (tree.folder / "output/eval/dpo/tiny.manifest.json").unlink()

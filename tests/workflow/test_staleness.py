@@ -107,7 +107,7 @@ OF_TINY = [
     ("sft.recipes.tiny.gate", "{metric: after.perplexity, max: 9}", set()),
     ("models.tiny.prompt_sets", "[toy, en]", stale(*PROMPTS)),
     ("prompt_eval.temperature", "0.5", stale("prompt_eval")),
-    # Variables by which libraries compute in another way; those of networks do not.
+    # Variables by which libraries compute in another way; variables of networks change nothing.
     ("sft.recipes.tiny.placement.environment", "{MKL_CBWR: COMPATIBLE}", stale("train_sft")),
     ("rlhf.recipes.tiny.placement", PLACE, set()),
     ("deployment", "multi_node", set()),
@@ -160,8 +160,8 @@ TWINS = [
     *of_tiny("actor", "sft/twin", "rlhf"),
 ]
 NEAR_BY = nested("sft.recipes.mine.model", "near-by")
-# Pages show names. So do the metrics of RLHF, by dataset and by the models that it is compared
-# with, and those of several datasets.
+# Pages show names. So do metrics of several datasets, and the metrics of RLHF, by dataset and by
+# the models that it is compared with.
 ROWS |= {
     "the name of a dataset": Row(
         renamed("datasets", "toy", "shop", *NEW_DATASET), stale("evaluate_rlhf") | PAGES, TINY

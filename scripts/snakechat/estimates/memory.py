@@ -266,7 +266,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        # By address, with those of the module.
+        # By address. Storages of the module are here from the start and are not counted.
         self.storages: dict[int, Any] = {}
         for tensor in (*module.parameters(), *module.buffers()):
             self.storages[tensor.untyped_storage()._cdata] = tensor

@@ -176,7 +176,7 @@ def used_resources(config: Config) -> list[str]:
 def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
     """Return the resources of a job by name; None where the job does not ask for one.
 
-    The names are those of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
+    The names follow Snakemake's plugin for Slurm. gpu counts the GPUs of a whole job.
 
     out_of_memory: How often the job ran out of memory in this build. Its memory grows by half each
         time, up to `max_mem_mb`. A training that is resumed asks for the same time again.

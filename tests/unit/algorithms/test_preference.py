@@ -1,4 +1,4 @@
-"""Losses of preference pairs, against numbers computed by hand and those of TRL; rows of DPO."""
+"""Losses of preference pairs, against numbers by hand and the losses of TRL; rows of DPO."""
 
 import math
 from types import SimpleNamespace

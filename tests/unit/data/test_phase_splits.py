@@ -1,4 +1,4 @@
-"""Rows of each phase: those of DeepSpeed-Chat, if its bounds ascend; and the held-out tenth."""
+"""Rows of each phase, as in DeepSpeed-Chat if its bounds ascend; and the held-out tenth."""
 
 from types import SimpleNamespace
 

@@ -91,7 +91,7 @@ def test_values_are_exact(tmp_path, name):
 def test_empty_lines_are_skipped(tmp_path):
     content = b'{"a": 1}\n\n  \n{"a": 2}\r\n\r\n\t\n{"a": 3}'
     found = list(read_rows(put(tmp_path / "rows.jsonl", content)))
-    # Numbers are those of lines, as an editor shows them.
+    # Rows are numbered by their lines, as an editor shows them.
     assert found == [(1, {"a": 1}), (4, {"a": 2}), (7, {"a": 3})]
     assert read(put(tmp_path / "rows.csv", b"a,b\r\n1,\r\n\r\n3,4\r\n")) == [
         {"a": "1", "b": ""},

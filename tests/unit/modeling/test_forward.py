@@ -109,7 +109,7 @@ def reference_logprobs(model, prompt, response, with_prompt=False):
 
 
 def reference_scores(model, prompt, response):
-    """Score at each token of a response. transformers returns only that of the last token."""
+    """Score at each token of a response. transformers returns only the score of the last token."""
     ends = range(len(prompt) + 1, len(prompt) + len(response) + 1)
     ids = [*prompt, *response]
     return torch.stack([model(input_ids=torch.tensor([ids[:end]])).logits[0, 0] for end in ends])

@@ -90,8 +90,8 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
 @pytest.mark.parametrize(
     ("values", "others", "text"),
     [
-        # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
-        # degrees of freedom 2.776.
+        # Both standard errors are 1 / sqrt(3). The difference has sqrt(2/3), and t with four
+        # degrees of freedom is 2.776.
         ([1, 2, 3], [11, 12, 13], "+10.0 [+7.73, +12.3] n = 3 worse"),
         ([1, 2, 3], [2, 3, 4], "+1.00 [-1.27, +3.27] n = 3"),
         ([1, 2, 3], [9], None),

@@ -54,7 +54,7 @@ def test_tokens_have_the_text_of_the_row_and_say_what_counts(phase, tokenizer):
     )
     whole = row_reader(folder, "train", folder / "model", whole=True)(0)
     assert all(token.counts for token in whole["prompt"].tokens)
-    # Turns that count are those of train_on: all_turns.
+    # train_on: all_turns chooses the turns that count.
     with open_ragged(folder, "train.trained", len(tokenizer)) as write_rows:
         write_rows([[0] * (len(ids["chosen"]) - 1) + [1]])
     row = row_reader(folder, "train", folder / "model")(0)

@@ -114,7 +114,7 @@ def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
     evaluate(best, 10, 3.0)
     state = best.state_dict()
     evaluate(best, 20, 2.0)
-    # Stopped here; the last checkpoint is that of step 10.
+    # Stopped here; step 10 wrote the last checkpoint.
     again = evaluations_of(job)
     again.load_state_dict(state)
     again.save_result()
@@ -172,8 +172,8 @@ def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
             logger.log(step, {"loss": step / 8})
-    # The fourth step was logged, but the checkpoint is that of the third. With other
-    # spaces: existing lines are kept as they are.
+    # The fourth step was logged, but the third wrote the checkpoint. Existing lines are kept as
+    # they are, with other spaces, too.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
     (job.result / "metrics.jsonl").write_bytes(before)
     with MetricsLogger(job, 5) as logger:

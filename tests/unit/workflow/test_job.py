@@ -177,7 +177,7 @@ def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys, monkeypatch
     Path("other.json").write_text(json.dumps(other))
     first = threading.Thread(target=finish_first)
     first.start()
-    # The log is that of the job that made the result.
+    # The result keeps the log of the job that made it.
     Path("log").write_text("made")
     monkeypatch.setenv("SNAKECHAT_LOG", "log")
     assert prepare_alone("other.json") is None
