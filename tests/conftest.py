@@ -104,7 +104,7 @@ class Workflow:
         self.folder = folder
         self.options = options
         self.environment = {}
-        # Programs run in forks of one process, which is no interpreter for a user's command.
+        # A user's command gets a real interpreter, although programs run in forks of one process.
         self.python = PYTHON
 
     def snakemake(self, *arguments):

@@ -47,7 +47,7 @@ RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in 
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", *PROMPTS}
 GENERATED = "{path: null, format: null, generate: shop, rows: 50, eval_rows: 10}"
 LONG_RESPONSES = "{length_bounds: {weight: 1, arguments: {max_characters: 40}}}"
-# Where and how jobs run, what is the same, and other keys that are no part of specs.
+# Where and how jobs run, what is the same, and other keys that specs leave out.
 PLACE = "{deployment: multi_node, threads: 3, environment: {NCCL_SOCKET_IFNAME: eth1}}"
 ACCESS = "{url: 'http://elsewhere/v1', key_env: KEY, concurrency: 2}"
 

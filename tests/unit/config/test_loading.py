@@ -100,7 +100,7 @@ def test_sweep_adds_a_recipe_for_each_combination():
     assert config.recipe("rlhf", names[2]) == expected
     assert config.compared_recipes("rlhf", "mine") == names
     assert config.compared_recipes("rlhf", "tiny-vs-mine") == ["tiny", *names]
-    # A slash is no part of a name.
+    # A name may not contain a slash.
     config = load(sweep(over={"actor": ["models/tiny"]}))
     assert config.origin("rlhf", "mine-actor-models-tiny") == ("models", "tiny")
 

@@ -79,7 +79,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_values_are_exact(tmp_path, name):
-    # A byte-order mark at the start of a row of csv is no text.
+    # A byte-order mark at the start of a row of csv is not text.
     rows = [{"number": "1", "prompt": text, "chosen": text} for text in TEXTS]
     if "csv" not in name and "tsv" not in name:
         rows = [

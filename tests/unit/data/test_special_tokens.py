@@ -35,7 +35,7 @@ PADS = {
     # Without a name, the last one.
     "Llama 3": (["<|a|>", END, "<|0|>", "<|1|>"], {"bos": "<|a|>", "eos": END}, "<|1|>"),
     "GPT-2": ([END], {"bos": END, "eos": END, "unk": END}, "ÿ"),
-    # A name in words is no padding.
+    # A name in words is not padding.
     "Padlock": ([END, "<|padlock|>"], {"eos": END, "bos": "<|padlock|>"}, "ÿ"),
 }
 
@@ -75,7 +75,7 @@ GEMMA_LIKE = (
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 # Special tokens, the template, and the token that ends a turn; eos is <eos>. Templates that do not
-# write this token are no good for training.
+# write this token do not suit training.
 TURNS = {
     "Gemma": (["<start_of_turn>", "<end_of_turn>"], GEMMA_LIKE, "<end_of_turn>"),
     # Their tokens are text to the tokenizer.

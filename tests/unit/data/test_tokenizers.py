@@ -123,7 +123,7 @@ def test_tokenizers_that_differ_in_any_part_are_not_the_same(make):
 
 
 def test_pad_and_chat_template_do_not_matter():
-    # An empty sequence of normalizers is no difference either.
+    # An empty sequence of normalizers changes nothing either.
     first, second = (named(changed(normalizer=normalizers.Sequence([]))) for _ in range(2))
     first.chat_template, first.pad_token = CHATML, "<s>"
     assert is_same_tokenizer(first, second)

@@ -63,7 +63,7 @@ def test_held_out_pairs():
 
 def test_labelled_responses_have_no_pairs():
     # Good responses have the scores 2, 1 and 1, bad ones 1, up to rounding, and 3. The score of a
-    # response that a row does not have is no score.
+    # response that a row does not have is not a score.
     scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [0.0, 3.0, 1 + 1e-7, 0.0]], dtype=torch.float64)
     lengths = torch.tensor([[9, 0, 5, 5], [0, 5, 4, 0]])
     tensors = [LOSSES, scores, lengths, ROUNDING, torch.arange(4)]

@@ -158,7 +158,7 @@ def on_dataset(name, rows):
         # Earlier jobs are matched by rule, and equal changes of several are one row.
         ([rlhf("mine", 3), rlhf("tiny", 1)], {"train_sft: epochs": [[3, 1], 1]}),
         ([rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2)], {"train_sft: epochs": [1, 2]}),
-        # The name of a dataset alone is no difference.
+        # The name of a dataset alone is not a difference.
         (
             [on_dataset("d", 0), on_dataset("e", 1)],
             {"dataset: rows": [0, 1], "dataset: files": ["", "0123456789ab"]},

@@ -84,7 +84,7 @@ def test_texts_are_used_and_translated_with_their_placeholders():
 def test_pages_depend_on_their_templates_and_tables_and_models_do_not():
     digests = code_digests(ROOT / "scripts/draw_page.py")
     files = {path.relative_to(PAGES).as_posix() for path in PAGES.glob("t*/*")}
-    # Cards are no results.
+    # Cards are not results.
     assert {f"snakechat/pages/{name}" for name in files - {"templates/model_card.md"}} <= {*digests}
     for stage in STAGES:
         digests = code_digests(ROOT / f"scripts/train_{stage}.py")

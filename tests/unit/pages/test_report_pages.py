@@ -88,7 +88,7 @@ def test_models_come_in_the_order_of_training_with_their_differences():
     assert list(map(text_of, differences.head))[1:] == heads
     changes = ["-1.00 [-2, +0.500]", "+2.00 [+1.50, +2.50] better", "-1.00 [-2, -0.500] worse"]
     assert rows_of(differences)["score"] == changes
-    # Mere rounding is no change.
+    # Mere rounding is not a change.
     rounding = METRICS | {"score_difference": change(5e-5, 4e-5, 6e-5)}
     assert "better" not in rows_of(result_section("rlhf", rounding).tables[0])["score"][1]
     assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
@@ -192,7 +192,7 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
     assert [table.caption for table in decreased.tables] == [prompts[n] for n in (16, 18, 17)]
     shown = {"SFT": ["sft prompt 3 a", "0"], "RLHF": ["rlhf prompt 3 a", "1"]}
     assert rows_of(first.tables[3]) == shown
-    # Without a decrease, there is no section of them.
+    # Without a decrease, the page leaves out their section.
     assert len(response_sections(lines_of(sft=[("p", "a", 1.0)], rlhf=[("p", "c", 1.0)]), 1)) == 1
     # SFT and DPO have no decrease, and the rows themselves have no score.
     [section] = response_sections(
