@@ -10,8 +10,8 @@
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
 #   output/gate/...          gates, passed
 #
-# Each path is a link to a folder in output/store, whose manifest.json lists what it was made from
-# and its files.
+# Each path leads to a folder of output/store, whose manifest.json lists what it was made from and
+# its files.
 
 import json
 import os

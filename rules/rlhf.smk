@@ -1,4 +1,4 @@
-# Reinforcement learning from scores of a reward model, of functions, or of both.
+# Reinforcement learning from scores of reward models, functions and judges, or from a teacher.
 
 
 use rule job as tokenize_rlhf with:

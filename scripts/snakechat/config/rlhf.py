@@ -229,7 +229,7 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     gae_lambda: Annotated[Fraction, OF_PPO] = ABSENT
     whiten_advantages: Annotated[bool, OF_PPO] = ABSENT
 
-    # With null, the algorithm determines them.
+    # With null, the algorithm determines kl_in, and kl_in the estimator (_replace_nulls).
     kl_in: Annotated[Literal["rewards", "loss"], only_with("kl_coef"), OF_SCORES] = "rewards"
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], only_with("kl_coef"), OF_SCORES] = "k1"
     kl_coef: Annotated[NonNegative, OF_SCORES] = 0.0

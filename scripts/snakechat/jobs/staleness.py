@@ -85,7 +85,7 @@ class PlannedJob:
         return "run_command" if is_command else self.row.program or self.rule
 
     # --- runs ---------------------------------------------------------------------------------
-    # No result depends on placements and options: they are never part of a spec.
+    # Options are never part of a spec, and placements only by `environment` and in a sweep.
 
     @property
     def recipe(self) -> tuple[str, str]:

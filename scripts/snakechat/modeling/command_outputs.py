@@ -1,7 +1,7 @@
 """Check what a command of a user trained, and get its curves.
 
-What this accepts changes no result (WITHOUT_EFFECT in snakechat.workflow.code_digests), so that no
-command runs again because our code has changed.
+A change of this module makes no result stale (WITHOUT_EFFECT in snakechat.workflow.code_digests):
+no command runs again because our code has changed.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Forward passes as training needs them: exactly what a loss reads.
 
-Log-probabilities of the target tokens, or scores at given positions; other positions are never
-computed.
+Log-probabilities of the target tokens, or scores at given positions. Logits and scores of other
+positions are never computed.
 
 The output layer is the widest part of a language model: with a vocabulary of 50,000 the logits of
 8,000 tokens take 1.6 GB, several times over in a plain loss. Here they exist for a chunk of the

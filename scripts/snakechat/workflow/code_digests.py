@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 from snakechat.workflow.manifest import canonical_json, digest, file_digest, write_atomically
 
-# Modules that lock, link, report, place and check: no content of a result depends on them, or on
-# what only they import. Paths of modules are relative to scripts/.
+# Modules that lock, link, report, place, check, and convert the curves of commands. A change of
+# them, or of what only they import, makes no result stale. Paths are relative to scripts/.
 WITHOUT_EFFECT = {
     *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "store")),
     "snakechat/training/rungs.py",

@@ -1,7 +1,7 @@
 """Where and how a job runs: its placement and options, its environment, its processes.
 
-None of them is part of what a result is made from. Environment variables that change numerical
-results are reset for each job, or set by its placement.
+Changing them makes no result stale, apart from the environment that a placement sets. Other
+environment variables that change numerical results are reset for each job.
 
 A launcher (torchrun, a cluster) sets RANK and WORLD_SIZE in the environment of each process.
 Collective operations need the process group of snakechat.training.placed_models, except in a single

@@ -321,9 +321,10 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
 # 1. The record of the run and then the manifest are written into the new folder, which is complete
 #    from now on.
 # 2. The new folder takes its place in the store.
-# 3. The checkpoints of the job and its lock are deleted.
+# 3. The checkpoints of the job are deleted.
 # 4. The path of the result becomes a link to it, which makes it visible to the build: the job does
-#    not run again, so that nothing is left to do.
+#    not run again.
+# 5. The lock is deleted.
 
 
 def publish_result(job: Job[Any], started: float) -> None:
@@ -403,8 +404,8 @@ def run_record(
 def replaces_stored(job: Job[Any]) -> bool:
     """Return whether a new result takes the place of the one in the store, if that has one.
 
-    It does if the stored one is damaged. The result of a forced run does, and prints a line, if its
-    bytes differ and no other path leads to the stored one.
+    It does if the stored one is damaged. The result of a forced run replaces an undamaged one only
+    if its bytes differ and no other path leads to that. Prints what a forced run changed.
     """
     if not is_forced(job.spec) or result_damage(job.place):
         return True

@@ -7,9 +7,9 @@
     STORE/RULE/.KEY/inputs   RULE/KEY of the results that it reads
     STORE/roots/             the output folders whose links lead to results
 
-KEY is the digest of everything that determines the result, and no name is part of it: recipes, and
-builds that use one store, share what is equal. A result appears by one rename. Names are links
-(snakechat.workflow.links).
+KEY is the digest of everything that determines the result, without names unless pages show them:
+recipes, and builds that use one store, share what is equal. A result appears by one rename. Names
+are links (snakechat.workflow.links).
 
 A store is as trustworthy as everyone who can write to it: its results are used.
 
@@ -97,7 +97,7 @@ def acquire_lock(path: Path, waits: bool = False) -> int:
     """Lock a file for the lifetime of this process, and write the process's name into it.
 
     The system releases a flock when the process ends, however it ends, so that no lock is ever left
-    behind. Programs that this process starts do not inherit it.
+    behind. Programs that this process starts inherit it only after os.set_inheritable.
 
     Returns a file descriptor: os.close releases the lock earlier. If another process holds the
     lock, this one prints a line and waits for it, or raises AlreadyLocked.
