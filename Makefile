@@ -15,7 +15,8 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, TRL, the converter of GGUF files, vLLM and uv have environments of their own.
+# The documentation tools, TRL, lm-evaluation-harness, the converter of GGUF files, vLLM and uv have
+# environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 EVAL := .venv-eval

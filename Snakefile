@@ -2,7 +2,7 @@
 #
 #   output/data/DATASET      records            output/sft/RECIPE      fine-tuned model
 #   output/split/DATASET     rows of phases     output/reward/RECIPE   reward model
-#   output/tokens/PHASE/...  token arrays       output/dpo/RECIPE      chat model, by DPO
+#   output/tokens/STAGE/...  token arrays       output/dpo/RECIPE      chat model, by DPO
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by RL
 #   output/reference/...     DPO's reference    output/eval/...        metrics of each model
 #   output/generations/...   responses          output/scores/...      scores of responses
