@@ -48,7 +48,9 @@ def test_a_plan_of_a_fresh_tree(estimate, sources):
 @pytest.mark.exhaustive
 def test_the_shipped_recipes_fit_on_gpus_with_80_gb(estimate):
     config = project_values()
-    # Those of OPT.
+    # The recipes of OPT.
     targets = [f"output/rlhf/{name}" for name in config["rlhf"]["recipes"] if name[0].isdigit()]
     output = estimate(*targets, "--gpu", "a100-80g")
-    assert "warning" not in output
+    # A warning about time: one GPU cannot hold this model while it samples.
+    [warning] = re.findall("^warning: (.*)", output, re.MULTILINE)
+    assert warning.startswith("train_rlhf 66b: each token gathers all weights")
