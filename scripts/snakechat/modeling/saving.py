@@ -38,7 +38,7 @@ def save_model(
 
     Adapters are merged, in the model's dtype, or in fp32 with master. The subfolder adapter also
     has them separately, if nothing else but a score head was trained. All processes call this
-    function; only the first one writes, and it has one whole weight at a time.
+    function; only the first one writes. write_weights says how many weights they have at a time.
     """
     if rank() == 0:
         if model.can_generate():
@@ -49,11 +49,12 @@ def save_model(
             model.generation_config = GenerationConfig(do_sample=True, **ids)
         # Without weights: the configs only.
         model.save_pretrained(folder, state_dict={})
-        if master:
-            config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-            write_json(folder / CONFIG_NAME, config | {"dtype": "float32"})
         tokenizer.save_pretrained(folder)
     write_weights(model, folder, gather, master)
+    if master and rank() == 0:
+        # transformers has written the model's own dtype, with the weights again if it wrote these.
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        write_json(folder / CONFIG_NAME, config | {"dtype": "float32"})
     if hasattr(model, "peft_config"):
         save_adapter(model, folder / "adapter", gather, master)
 

@@ -18,7 +18,7 @@ from snakechat.modeling.models import (
 )
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES, LLAMA
+from support.families import FAMILIES, LLAMA, OPT
 
 # Files of tiny models that have several.
 SMALL = "10KB"
@@ -156,6 +156,15 @@ def test_files_are_those_of_save_pretrained(size, family_model, tokenizer, tmp_p
         saved, expected = (tmp_path / folder / name for folder in ("saved", "expected"))
         assert saved.read_bytes() == expected.read_bytes()
     assert count_stored_weights(tmp_path / "saved") == model_size(family_model)["weights"]
+
+
+@pytest.mark.parametrize("init", [OPT, {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}])
+def test_the_config_names_the_dtype_of_the_saved_weights(init, tokenizer, tmp_path):
+    # transformers computes the weights in the files of a mixture from several ones of the model.
+    model = make_causal(init, tokenizer, 1).to(torch.bfloat16)
+    save_model(model, tokenizer, tmp_path, master=lambda weight: weight.detach().float())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.float32
 
 
 def state_of(model):
