@@ -134,9 +134,10 @@ class Checkpointer:
     def steps(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (step, batch) of the remaining steps; `keep` has to be called in each."""
         for step, batch in enumerate(batches[self.step :], start=self.step + 1):
-            self.job.record["steps"] = step
             started = time.monotonic()
             yield step, batch
+            # Not before: a training that stops early does not take the last step that it gets.
+            self.job.record["steps"] = step
             self.seconds.append(time.monotonic() - started)
 
     def keep(self, step: int, outcome: Any = None) -> None:

@@ -267,6 +267,16 @@ def test_a_signal_in_the_middle_of_a_step_saves_the_one_before(step, expected):
     assert outcome(make_job()) == expected
 
 
+def test_a_step_that_is_not_taken_does_not_count():
+    checkpointer = Checkpointer(job := make_job(), walk=Walk())
+    for step, _ in checkpointer.steps(range(STEPS)):
+        # As early stopping does, which evaluates the model after step 2.
+        if step == 3:
+            break
+        checkpointer.keep(step)
+    assert job.record["steps"] == 2
+
+
 def test_a_state_has_the_logs_and_the_outcome_of_its_step(expected):
     """What is logged after it, such as an evaluation, is repeated."""
     job = make_job(save_steps=100)
