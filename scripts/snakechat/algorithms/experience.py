@@ -141,7 +141,7 @@ class RlhfState(Attributes):
 
     def __init__(self, settings: RlhfSettings, has_rewards: bool = False) -> None:
         self.settings = settings
-        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        self.max_equal = 2 if has_rewards else MAX_EQUAL_SCORES
         self.kl_coef = settings.kl_coef
         self.moments: pg.Moments = (0, 0.0, 0.0)
         self.num_unended = self.num_equal = 0

@@ -132,6 +132,8 @@ def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
     with pytest.raises(InputError, match="step 1: all 4 responses so far have the score"):
         # Those of a reward model always differ.
         state_of(has_rewards=True).add_scores(equal, 1)
+    # A single response says nothing.
+    state_of(has_rewards=True).add_scores(equal[:1], 1)
     check = state_of(has_rewards=False)
     check.add_scores(equal, 1)
     restored = state_of(has_rewards=False)
