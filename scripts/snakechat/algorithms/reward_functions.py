@@ -115,11 +115,12 @@ def _errors_of(name: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        path = str(FOLDER / f"{name}.py")
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == path]
+        lines = [frame.lineno for frame in frames if frame.filename == str(FOLDER / f"{name}.py")]
         place = f"line {lines[-1]}: " if lines else ""
-        reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
+        # Our own errors, such as a missing sandbox, say what to do.
+        own = str(error) if isinstance(error, InputError) else denied_line(error)
+        reason = own or f"{type(error).__name__}: {shorten(str(error))}"
         raise InputError(f"rewards/{name}.py: {place}{reason}") from error
 
 

@@ -141,6 +141,10 @@ MISTAKES = {
         "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",
         "line 5: SystemExit: 0",
     ),
+    "an error that says what to do": (
+        "from snakechat.workflow.errors import InputError\nraise InputError('set it ' * 9 + '.')\n",
+        f"line 2: {'set it ' * 9}.",
+    ),
 }
 
 
