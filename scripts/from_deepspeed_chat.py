@@ -68,7 +68,7 @@ def main() -> None:
                 print(f"# {each}: {flag['note']['en']}")
     # With the preset, what DeepSpeed-Chat's code fixes.
     recipe: dict[str, Any] = {"preset": "deepspeed_chat"} if stage in ("reward", "rlhf") else {}
-    gpus = gpus_of(launcher)
+    gpus = gpus_of(" ".join(launcher))
     for flag in flags:
         if (value := value_of(flag, given, gpus)) is not None:
             section, (*path, key) = recipe, flag["key"].split(".")
@@ -84,10 +84,13 @@ def main() -> None:
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
 
 
-def gpus_of(launcher: Sequence[str]) -> int:
-    """Return the number of GPUs of the launcher `deepspeed`: 8 where it takes all of a node."""
-    given = dict(re.findall(r"--num_(gpus|nodes)[ =](\d+)", " ".join(launcher)))
-    return int(given.get("gpus", 8)) * int(given.get("nodes", 1)) if launcher else 1
+def gpus_of(launcher: str) -> int:
+    """Return the number of GPUs of the launcher `deepspeed`: 8 where it takes all of a node.
+
+    Python alone starts one process.
+    """
+    given = dict(re.findall(r"--num_(gpus|nodes)[ =](\d+)", launcher))
+    return int(given.get("gpus", 8)) * int(given.get("nodes", 1)) if "deepspeed" in launcher else 1
 
 
 def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict[str, Any]:

@@ -63,6 +63,13 @@ def test_a_script_gives_the_settings_of_its_recipe(command, stage, recipe, diffe
     assert got == {**ours, **preset, **differences, "dtype": "fp16"}
 
 
+def test_python_alone_starts_one_process():
+    printed = printed_by(SFT_SINGLE_NODE.replace("deepspeed", "python", 1))
+    recipe = printed["sft"]["recipes"]["mine"]
+    assert recipe["global_batch_size"] == 8
+    assert recipe["placement"]["deployment"] == "single_gpu"
+
+
 def test_the_printed_config_is_accepted():
     printed = printed_by(
         "deepspeed --num_gpus 2 step1/main.py --data_path Dahoas/rm-static my/set"
