@@ -85,10 +85,6 @@ def fetch(
         for path in chain(*chosen.values()):
             hf_hub_download(repository, path, repo_type=kind, revision=folder.name)
             paths.append(path)
-        # The commit of the revision, for offline runs. Written last: the revision is complete.
-        ref = folder.parents[1] / "refs" / revision
-        if revision != folder.name and not (ref.exists() and ref.read_text() == folder.name):
-            write_atomically(ref, folder.name)
         damaged = [folder / path for path in paths if not is_whole(folder / path, listed.get(path))]
         for path_in_cache in [] if constants.HF_HUB_OFFLINE else damaged:
             path_in_cache.resolve().unlink()
@@ -98,6 +94,10 @@ def fetch(
                 f"{damaged[0]} was edited or is damaged: start the build again, without"
                 " HF_HUB_OFFLINE, to download it again"
             )
+        # The commit of the revision, for offline runs. Written last: the revision is complete.
+        ref = folder.parents[1] / "refs" / revision
+        if revision != folder.name and not (ref.exists() and ref.read_text() == folder.name):
+            write_atomically(ref, folder.name)
     # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
     # ImportError: a SOCKS proxy.
     except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError, InputError) as error:

@@ -178,6 +178,8 @@ def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     for line, (name, reason) in zip(lines, cases.items(), strict=True):
         assert re.match(f"hub dataset {name} at main: .*{reason}", line), line
         assert "\n" not in line
+    # Offline, none is complete.
+    assert not [*tmp_path.rglob("refs/*")]
     (line,), _ = fetch("http://127.0.0.1:1", tmp_path, "lab/data")
     assert line.startswith("hub dataset lab/data at main: ")
     assert "the Hub is unreachable: set path to a local copy" in line and "\n" not in line
