@@ -1,6 +1,6 @@
 """Score generated responses by reward models, LLM judges and reward functions.
 
-SPLIT.parquet has a row for each prompt: its text, the texts of its responses, whether each of them
+SPLIT.parquet has a row for each prompt: its turns, the texts of its responses, whether each of them
 ended, and their scores.
 """
 

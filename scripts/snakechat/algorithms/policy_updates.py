@@ -145,7 +145,7 @@ def value_gradients(
 
 
 def sample_text(ptx: Examples, settings: RlhfSettings, step: int, number: int) -> Examples:
-    """Draw rows of text for an update of a step, as many as it has responses."""
+    """Draw rows of text for an update of a step, as many as a whole batch has responses."""
     generator = np.random.default_rng([settings.seed, step, number])
     rows = generator.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
     return ptx.select(rows)

@@ -264,7 +264,10 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
 
 
 def _one_of(values: Mapping[str, Any], keys: Sequence[str], name: str) -> Any:
-    """Return the value of keys with the same meaning: the first that is not empty, or None."""
+    """Return the value of keys with the same meaning: of the first one that is not empty.
+
+    If all are empty, it is the first value; without any, None.
+    """
     found = {key: values[key] for key in keys if values.get(key) is not None}
     filled = {key: value for key, value in found.items() if value}
     first = next(iter((filled or found).values()), None)

@@ -31,7 +31,10 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def whole_lengths_path(folder: Path, split: str) -> Path:
-    """Return the file with the tokens of each response before truncation: int32 [A, n]."""
+    """Return the file with the tokens of each response before truncation.
+
+    Its array is int32 [A, n] for n rows with A responses each.
+    """
     return folder / f"{split}.whole_lengths.npy"
 
 

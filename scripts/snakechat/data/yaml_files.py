@@ -57,7 +57,7 @@ def root_node(text: str) -> yaml.Node | None:
 
 
 def _count(node: yaml.Node, counts: dict[yaml.Node, float], limit: int) -> float:
-    """Return how many values a node stands for, at most `limit`.
+    """Return how many values a node stands for; raise ValueError if there are more than `limit`.
 
     counts: The numbers of the nodes that were counted; infinity while one is being counted.
     """

@@ -81,7 +81,8 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
         seconds: Limit for the CPU time; WAIT_FACTOR times as much may pass.
         memory_bytes: Limit for the address space.
 
-    Raises InputError if the system cannot isolate the code.
+    Raises:
+        InputError: The system cannot isolate the code.
     """
     # The check itself runs empty code.
     if code or tests:

@@ -38,7 +38,7 @@ def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values [b, H, T, D] of a layer in tensors that are allocated once.
+    """Keys and values [b, H, max_length, D] of a layer in tensors that are allocated once.
 
     transformers' DynamicLayer copies all earlier keys and values for each new token.
     """
