@@ -129,16 +129,20 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
 
 
 def is_too_large(folder: str) -> bool:
-    """Return whether a folder has more files or bytes than the code may write."""
-    number = size = 0
-    for parent, folders, files in os.walk(folder):
+    """Return whether a folder has more files or bytes than the code may write.
+
+    A folder in it that cannot be read counts as too large: the code may have hidden files in it.
+    """
+    number, size, errors = 0, 0, list[OSError]()
+    for parent, folders, files in os.walk(folder, onerror=errors.append):
         number += len(folders) + len(files)
         for name in files:
             with suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(parent, name)).st_blocks * 512
         if number > MAX_FOLDER_FILES or size > MAX_FOLDER_BYTES:
             return True
-    return False
+    # Others are of folders that the code has removed.
+    return any(isinstance(error, PermissionError) for error in errors)
 
 
 @cache

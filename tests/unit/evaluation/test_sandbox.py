@@ -4,6 +4,8 @@ import os
 import re
 import resource
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -46,6 +48,22 @@ def test_code_that_fails_writes_too_much_or_does_not_end(code, seconds, monkeypa
     started = time.monotonic()
     assert not passes(code, "pass", seconds=seconds)
     assert time.monotonic() - started < 10
+
+
+def test_a_folder_that_cannot_be_read_is_too_large(tmp_path):
+    """The code can write to it, and nobody can count what."""
+    (tmp_path / "hidden").mkdir(0o300)
+    # As for any other user than root.
+    program = (
+        "import sys; from snakechat.evaluation.sandbox import is_too_large\n"
+        "from snakechat.workflow.kernel_limits import drop_capabilities\n"
+        "drop_capabilities(range(64)); sys.exit(is_too_large(sys.argv[1]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(sandbox.SCRIPTS)}
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    assert subprocess.run(words, env=environment).returncode == 1
+    (tmp_path / "hidden").rmdir()
+    assert subprocess.run(words, env=environment).returncode == 0
 
 
 def test_code_may_use_threads_its_folder_and_the_standard_library():
