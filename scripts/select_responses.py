@@ -41,8 +41,9 @@ def select_record(
 
     Args:
         scored: A row of scored responses.
-        select: `best` for the best response as chosen, which must have min_score; `best_and_worst`
-            for a pair, whose scores must differ by min_margin, and must not be equal.
+        select: `best` for the best response as chosen; `best_and_worst` for a pair, whose scores
+            must differ by min_margin, and must not be equal.
+        min_score: The least score of the best response, if any.
     """
     ended = [row for row, has_ended in enumerate(scored["ended"]) if has_ended]
     if not ended:

@@ -47,7 +47,8 @@ def load_causal(
 
     Args:
         dtype: "auto" for the dtype of its files.
-        deferred: leave the weights in their files, for a model that ZeRO 3 partitions.
+        deferred: leave the weights in their files, for a model that ZeRO 3 partitions or that is
+            only checked.
     """
     model = _load(AutoModelForCausalLM, folder, dtype, tokenizer, deferred)
     cast(Any, model.generation_config).eos_token_id = list(stop_ids(tokenizer, folder))
@@ -173,7 +174,7 @@ def defer_weights(
 
     No file has a new score head, which is initialized as from_pretrained does it.
     """
-    # ZeRO 3 alone needs it.
+    # Models with loaded weights start without it.
     from peft.utils.integrations import init_empty_weights
 
     model.config.dtype, state = dtype, model.state_dict()
