@@ -197,7 +197,7 @@ def name_sources(
 
 def source_of(path: str) -> dict[str, str]:
     """Return the source of an entry: a path, or a name on the Hub."""
-    is_path = path[0] in "./~" or path.count("/") > 1 or Path(path).exists()
+    is_path = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
     return {"path": path} if is_path else {"hub": path, "revision": "main"}
 
 

@@ -70,6 +70,12 @@ def test_python_alone_starts_one_process():
     assert recipe["placement"]["deployment"] == "single_gpu"
 
 
+def test_an_empty_name_of_a_model_is_left_to_the_build():
+    # Of a variable of the shell that is not set.
+    printed = printed_by("python step1/main.py --model_name_or_path ''")
+    assert printed["models"] == {"": {"path": ""}}
+
+
 def test_the_printed_config_is_accepted():
     printed = printed_by(
         "deepspeed --num_gpus 2 step1/main.py --data_path Dahoas/rm-static my/set"
