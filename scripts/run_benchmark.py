@@ -75,7 +75,7 @@ def read_metric(
         return value, interval, [float(value) for value in values]
     # lm-evaluation-harness names the standard error of "acc,none" "acc_stderr,none".
     *before, last = keys or [""]
-    with suppress(LookupError, TypeError):
+    with suppress(LookupError, TypeError, OverflowError):
         name = re.sub("(?=,|$)", "_stderr", str(last), count=1)
         half = NORMAL_QUANTILE * reduce(getitem, [*before, name], contents[0])
         if is_number(half) and half:
