@@ -30,7 +30,8 @@ from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version, run_i
 MAX_SECONDS = 5.0
 # The wall-clock limit of code, as a multiple of the CPU limit: code may wait, or share its core.
 WAIT_FACTOR = 4
-# What the code may write, in files and bytes. They are counted every POLL_SECONDS.
+# What the code may write, in files and bytes. They are counted every POLL_SECONDS. Open files that
+# it has deleted do not count: the limits of run_in_sandbox bound them to 1 GB.
 MAX_FOLDER_FILES, MAX_FOLDER_BYTES = 1024, 64 << 20
 POLL_SECONDS = 0.05
 # Folders of the system that Python needs.
