@@ -21,7 +21,7 @@ from snakechat.modeling.generation import Sampler
 from snakechat.modeling.models import copy_to_device
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
-# Token ids, or a number for each token, by response number and prompt: [A][n].
+# Token ids of each response, by its number and prompt: [A][n].
 TokenLists = list[list[Any]]
 
 

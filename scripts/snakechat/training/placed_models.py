@@ -91,7 +91,11 @@ def load_model(
     longest: int,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model that has positions for the longest sequence, in tokens."""
+    """Load a model that has positions for the longest sequence, in tokens.
+
+    wrapper: Policy for a causal language model, Scorer for a reward model or a critic.
+    deferred, new_head: As for load_scorer.
+    """
     if wrapper is Policy:
         model = load_causal(folder, dtype, tokenizer, deferred)
     else:
