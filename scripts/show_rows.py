@@ -44,7 +44,7 @@ def main() -> None:
     read_row = row_reader(folder, arguments.split, tokenizer_folder, train_on == "all_tokens")
     stats = read_statistics(folder, arguments.split)
     numbers = range(arguments.row, min(arguments.row + arguments.n, stats["rows"]))
-    if not numbers:
+    if arguments.row < 0 or not numbers:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {stats['rows'] - 1}")
     summary = f"{stats['rows']:,} rows" + (f"; train_on: {train_on}" if train_on else "")
     for kind in ("truncated", "dropped"):

@@ -80,6 +80,11 @@ def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys, tmp_pa
     page = (tmp_path / "page.html").read_text()
     assert summary in page and "<i>" not in page
     assert '<span class="token counts special">&lt;/s&gt;</span>' in page
+    for number in ("1", "-1"):
+        monkeypatch.setattr(sys, "argv", ["", str(folder), "--row", number])
+        with pytest.raises(SystemExit):
+            show_rows.main()
+        assert f"{folder} has the train rows 0 to 0" in capsys.readouterr().err
     with pytest.raises(InputError, match="expected the eval split of a tokenized phase"):
         row_reader(folder, "eval", folder / "model")
     # Marks do not let through control characters.
