@@ -187,7 +187,10 @@ class Examples:
         return Examples(self.prompts, responses)
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
-        """Return the number of target tokens [n] of each row. See collate."""
+        """Return the number of target tokens [n] of each row; see collate.
+
+        with_prompts: The tokens of a prompt count once, however many responses the row has.
+        """
         if with_prompts:
             return self.response_lengths.sum(axis=0) + self.prompt_lengths - 1
         if self.trained is None:
