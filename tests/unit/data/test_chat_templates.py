@@ -17,11 +17,13 @@ from support.chat_templates import CHATML
 
 TURNS = [("user", "Hello")]
 PROGRAM = """
-import sys
+import signal, sys
 from snakechat.data import chat_templates, tokenizers
 chat_templates.MAX_SECONDS = 0.2
 # Without torch.
 tokenizer = tokenizers.load_tokenizer(sys.argv[1], is_result=True)
+# No time limit holds any longer.
+assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 for template in sys.argv[2:]:
     tokenizer.chat_template = template
     chat_templates.render_turns(tokenizer, [("user", "Hello")])

@@ -58,7 +58,7 @@ ULTRAFEEDBACK = {
     "rejected": messages(*QUESTION, ("assistant", "e")),
 }
 A_B = ("user", "a"), ("assistant", "b")
-A_DE, REPEATED = (prompt_of("a"), " d", " e"), ("Assistant: d", "Assistant: e")
+A_DE, REPEATED = (prompt_of("a"), " d", " e"), (f"{DIALOGUE} d", f"{DIALOGUE} e")
 GOOD_OR_BAD = {"messages": messages(*A_B)}
 ASKED = messages(("user", "a"))
 DIFFER = "DroppedRow: dialogues differ before the last response"
@@ -73,8 +73,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
     ("format", "row", "expected"),
     [
         ("plain", {**PLAIN, "chosen": b"a"}, "BadRow: chosen is bytes, expected text"),
-        # Responses without the dialogue.
-        ("last_turn", dict(zip(PLAIN, ("\n\nHuman: a\n\n", *REPEATED), strict=True)), A_DE),
+        ("last_turn", dict(zip(PLAIN, (DIALOGUE[:-10], *REPEATED), strict=True)), DE),
         ("dialogues", {"chosen": f"{DIALOGUE} d", "rejected": f"{DIALOGUE} e"}, DE),
         ("dialogues", {"chosen": DIALOGUE + " d", "rejected": prompt_of("a", "x", "c")}, DIFFER),
         ("scored", {**SCORED, "first_score": -3}, (prompt_of("a"), " e", " d")),

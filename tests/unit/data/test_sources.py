@@ -24,6 +24,7 @@ from support.files import KINDS, as_arrow, as_jsonl, as_table
 # as the other is.
 WRITERS = {f"rows.{kind}": writer for kind, writer in KINDS.items()} | {"lines.json": as_jsonl}
 WRITERS |= {"packed.jsonl": KINDS["jsonl.gz"], "unpacked.jsonl.gz": as_jsonl}
+WRITERS["lz4.jsonl"] = lambda rows: bytes(pa.Codec("lz4").compress(as_jsonl(rows)))
 ROW = {"prompt": "\n\nHuman: Can you help?\n\nAssistant:", "chosen": " Of course, I can."}
 
 
@@ -181,6 +182,9 @@ def test_rows_inside_of_an_object_are_not_read(tmp_path):
     path = put(tmp_path / "rows.json", b'{"rows": [\n{"a": "1"},\n{"a": "2"}\n]}')
     with pytest.raises(InputError, match="expected an array of objects or one object per line"):
         list(read_rows(path))
+    # The name .jsonl says that each line is a row.
+    first, *_, last = read(path.rename(tmp_path / "rows.jsonl"))
+    assert first.startswith("bad: invalid JSON: Expecting value") and last.startswith("bad: ")
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])

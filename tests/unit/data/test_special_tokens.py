@@ -51,7 +51,10 @@ def test_pad_is_the_best_existing_token_that_ends_no_turn(case, tmp_path):
         assert tokenizer.pad_token == pad
         assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
         assert len(tokenizer) == size
-        tokenizer.save_pretrained(tmp_path / str(number + 1))
+        tokenizer.save_pretrained(saved := tmp_path / str(number + 1))
+        # In a word, a byte that serves as pad is text, wherever the tokenizer is used.
+        ids = AutoTokenizer.from_pretrained(saved)("Haÿ").input_ids
+        assert pad != "ÿ" or tokenizer.pad_token_id not in ids
 
 
 def test_pad_is_neither_the_end_of_a_turn_nor_written_by_the_template(chat_tokenizer):

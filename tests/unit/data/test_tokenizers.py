@@ -177,3 +177,5 @@ def test_a_special_token_that_a_normalizer_makes_of_a_text_is_found(tmp_path):
         [ids] = conversation_encoder(tokenizer, "chat", True)([[("user", text)]], ["b"])
         assert end not in ids
     assert not encoder.has_special_token("a end b")
+    # Before the normalization alone.
+    assert not encoder.has_special_token("a </S> b") and encoder.has_special_token("a </s> b")

@@ -131,6 +131,16 @@ def test_sampling_takes_whole_weights_and_the_tokens_of_the_placement():
     assert memory_of(model, 3, gpu_memory=1 << 30)[0] == "training"
 
 
+def test_models_that_a_job_has_one_at_a_time_share_the_memory():
+    model = opt_spec("opt-1.3b")
+    runs = [Run(model, 0, forwards=1), Run(model, 0, forwards=1)]
+    workload = Workload(runs, 0, 1, 1, BatchShape(1, 64, 1))
+    for at_a_time in (1, 2):
+        workload = workload._replace(one_at_a_time=at_a_time == 1)
+        _, memory = peak_memory(workload, Placement(gpus_per_node=1), GPU)
+        assert memory["weights"] == at_a_time * model.weight_bytes
+
+
 # --- hours by hand -------------------------------------------------------------------------------
 
 SAMPLED = BatchShape(sequences=8, length=512, targets=256)

@@ -122,6 +122,7 @@ STEP = {"mpi": "srun", "tasks_per_gpu": 0}
         # Resources of each node.
         ({"nodes": 4}, {"nodes": 4, "gres": "gpu:8", "tasks": 4, **STEP}),
         ({"gpus_per_node": 0}, {"nodes": 1}),
+        ({"gpus_per_node": 0, "nodes": 2}, {"nodes": 2, "tasks": 2, **STEP}),
     ],
 )
 def test_resources_of_a_job(placement, expected):

@@ -10,7 +10,7 @@ from conftest import ROOT
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.jobs.staleness import Jobs
+from snakechat.jobs.staleness import Jobs, with_upstream
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
     STORE,
@@ -60,6 +60,12 @@ def test_a_sweep_over_placements_has_a_training_of_each():
     assert [spec.pop("placement") for spec in trained] == over["placement"]
     tokens = [without_names(jobs["tokenize_sft", name].spec) for name in names]
     assert tokens[0] == tokens[1] and trained[0] == trained[1]
+
+
+def test_jobs_come_after_all_their_inputs():
+    found = with_upstream([Jobs(load(), ROOT)["train_rlhf", "tiny"]])
+    numbers = {job: number for number, job in enumerate(found)}
+    assert all(numbers[each] < numbers[job] for job in found for each in job.inputs.values())
 
 
 # --- results on disk ----------------------------------------------------------------------------
@@ -187,6 +193,16 @@ def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(
     assert stale(jobs, "third") == set()
     rebuild_first(jobs, 0, "other")
     assert stale(jobs, "third") == {"third"}
+
+
+@pytest.mark.parametrize("shows_provenance", [True, False])
+def test_beside_a_missing_input_the_others_count_as_always(jobs, shows_provenance):
+    inputs = {"first": ("first", "a"), "second": ("second", "a")}
+    describe(jobs, "third", inputs, shows_provenance)
+    build(jobs, "third")
+    delete(jobs, "second")
+    rebuild_first(jobs, 1)
+    assert stale(jobs, "third") == ({"third"} if shows_provenance else set())
 
 
 def test_an_earlier_version_is_up_to_date(jobs):

@@ -42,6 +42,7 @@ PROMPTS, *RESPONSES = (
 )
 # One response of each row, and several that share its prompt.
 EXAMPLES = {"single": Examples(PROMPTS, RESPONSES[0]), "shared": Examples(PROMPTS, *RESPONSES)}
+EXAMPLES["pairs"] = Examples(PROMPTS, *RESPONSES[:2])
 
 
 @pytest.fixture(autouse=True)
@@ -100,14 +101,15 @@ def policy(request, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_supported"), [("single", True), ("shared", True), ("single", False)]
+    ("rows", "is_supported"),
+    [("single", True), ("pairs", True), ("shared", True), ("single", False)],
 )
 def test_losses_and_gradients_equal_those_of_a_dense_mask(policy, rows, is_supported, allow_varlen):
     expected = loss_and_gradients(policy, EXAMPLES[rows])
     calls = allow_varlen(is_supported, pad_to_multiple_of=8)
     assert_equal(loss_and_gradients(policy, EXAMPLES[rows]), expected)
     has_window = getattr(policy.model.config, "sliding_window", None)
-    if not is_supported or (rows == "shared" and has_window):
+    if not is_supported or (rows != "single" and has_window):
         # transformers' own function, and a dense mask.
         assert not calls
     else:

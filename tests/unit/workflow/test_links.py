@@ -46,6 +46,8 @@ def test_the_path_of_a_result_leads_to_a_version(store, path):
     for written in (path, f"./{path}", Path(path)):
         assert set(versions_of(written)) == {first.resolve(), second.resolve()}
     assert named_versions(OUTPUT) == {each.resolve(): [path] for each in (first, second)}
+    shutil.rmtree(second)
+    assert named_versions(OUTPUT) == {first.resolve(): [path]}
     # The links are relative.
     OUTPUT.rename("elsewhere")
     assert Path("elsewhere", *Path(path).parts[1:], "model").read_text() == "weights"

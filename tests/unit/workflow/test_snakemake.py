@@ -71,7 +71,7 @@ def messages(monkeypatch):
 def fail(messages, log, message=None):
     """Log that a job failed; return the record as it is shown."""
     messages.error("RuleException:\nCalledProcessError in file x:\nCommand 'y' returned 1")
-    extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(log)]}
+    extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(log)] if log else []}
     messages.error("Error in rule", extra=extra)
     return messages.shown[-1]
 
@@ -120,7 +120,11 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages)
         assert shown.rule_msg == (message or "the last lines of the build have the error")
         expected.append(f"{error.format(log=log)} ({log})")
     assert len(messages.shown) == 1 + len(FAILURES)
-    assert end_of(messages) == expected
+    # A rule of another workflow may have no log.
+    fail(messages, None, "no disk")
+    messages.info("Shutting down")
+    assert messages.shown[-1].getMessage() == "Shutting down"
+    assert end_of(messages) == [*expected, "error: no disk"]
     assert +out_of_memory == {str(tmp_path / "6.log"): 1}
 
 

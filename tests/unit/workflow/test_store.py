@@ -191,7 +191,11 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "other")
     link_result("output/sft/mine", tmp_path / aged[0])
     register(store)
-    assert collect_unneeded(store) == sorted(tmp_path / folder for folder in aged[:2])
+    needed = sorted(tmp_path / folder for folder in aged[:2])
+    # Also in a folder without output/.
+    for folder in (tmp_path / "other", store):
+        monkeypatch.chdir(folder)
+        assert collect_unneeded(store) == needed
     # What an output folder that cannot be read needs is unknown.
     (tmp_path / "other").rename(tmp_path / "gone")
     monkeypatch.chdir(tmp_path)
@@ -344,6 +348,7 @@ def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, i
     for folder in (held, state):
         work_path(folder, "state/00000020").mkdir(parents=True)
         work_path(folder, "state/00000020/model").write_text("x" * 1000)
+    assert stored_folders(store, is_finished=False) == [held, state, left]
     descriptor = acquire_lock(work_path(held, "lock"))
     removed = {result.folder for result in collect(store, (), time.time(), 0, interrupted)}
     os.close(descriptor)
