@@ -37,9 +37,11 @@ def test_only_numbers_that_are_finite_are_metrics(folder):
         (folder / f"{name}.json").write_text(text)
         with pytest.raises(InputError, match=f"^{name}.json: expected a number, found"):
             read_metric(folder, f"{name}.json", [0])
-    for error in ("NaN", 10**400):
+    for error in ("NaN", "0", 10**400):
         (folder / "error.json").write_text(f'{{"acc": 0.5, "acc_stderr": {error}}}')
         assert read_metric(folder, "error.json", ["acc"]) == (0.5, None, [])
+    with pytest.raises(InputError, match=r"^error\.json has no acc\.none$"):
+        read_metric(folder, "error.json", ["acc", "none"])
 
 
 def test_results_by_item_have_the_interval_of_their_mean(folder):

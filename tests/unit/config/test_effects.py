@@ -36,7 +36,7 @@ WITHOUT_EFFECT = [
     ("rlhf", {}, {"kl_horizon": 20, "eval_prompts": 4}),
     ("rlhf", {"kl_coef": 0}, KL),
     ("rlhf", {"missing_eos_penalty": 0}, {"overlong_buffer": 4}),
-    ("rlhf", DISTILL, {**CRITIC, **KL, **SCORES, "kl_coef": 0.5}),
+    ("rlhf", DISTILL, {**CRITIC, **KL, **SCORES, "kl_coef": 0.5, "kl_estimator": "k1"}),
 ]
 
 

@@ -86,6 +86,20 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
     assert kept == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
+def test_the_gradient_of_a_tied_output_layer_is_kept_for_the_embeddings():
+    tied, untied = (
+        activation_peak(
+            ModelSpec(
+                json.dumps(OPT | {"vocab_size": 5000, "tie_word_embeddings": is_tied}), SFT, "fp32"
+            ),
+            BatchShape(sequences=512, length=64, targets=1),
+            True,
+        )
+        for is_tied in (True, False)
+    )
+    assert tied - untied == 4 * 5000 * 64
+
+
 # --- a process ----------------------------------------------------------------------------------
 
 GPU = 80 << 30
