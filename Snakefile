@@ -8,7 +8,7 @@
 #   output/generations/...   responses          output/scores/...      scores of responses
 #   output/report/...        pages, records     output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
-#   output/gate/...          gates, passed
+#   output/gate/...          gates, passed      output/benchmark/...   metrics of commands
 #
 # Each path leads to a folder of output/store, whose manifest.json lists what it was made from and
 # its files.

@@ -55,8 +55,8 @@ rule job:
         RUN
 
 
-# Folders and files of results, such as output/eval/sft/tiny/metrics.json. Other rules, or train_sft,
-# write them: a rule without a command leaves them alone.
+# Folders and files of results, such as output/eval/sft/tiny/metrics.json. Other rules write them: a
+# rule without a command leaves them alone.
 rule result_folder:
     input:
         unpack(FUNCTIONS.result_of),

@@ -1,5 +1,5 @@
-# Gates of recipes, responses of models to prompts that users write, and scores of reward models.
-# Their pages: pages.smk.
+# Gates of recipes, responses of models to prompts that users write, scores of reward models, and
+# benchmarks by commands of users. Pages are in pages.smk.
 
 
 use rule job as check_gate with:

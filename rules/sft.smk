@@ -38,8 +38,7 @@ use rule job as evaluate_sft with:
         "Evaluating SFT model {wildcards.name}"
 
 
-# The folder that users ask for. train_sft writes it: a rule without a command leaves the folder
-# alone, while Snakemake deletes the old output of a rule with one before it starts.
+# The folder that users ask for. train_sft writes it: a rule without a command leaves it alone.
 rule sft:
     input:
         unpack(results_of("sft")),

@@ -68,7 +68,7 @@ JobId = tuple[str, str]
 
 
 class Reference(NamedTuple):
-    """A recipe of a stage, or an entry of `models` or `llm_judges`."""
+    """A recipe, or an entry of `models`, `llm_judges` or `benchmarks`."""
 
     section: str
     name: str

@@ -45,7 +45,7 @@ RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | Non
 
 # The section of LLM judges: models behind an endpoint, which rate or compare responses.
 JUDGES = "llm_judges"
-# What every reward function receives by keyword besides the columns that datasets keep.
+# What a reward function may receive by keyword besides arguments and columns of datasets.
 MESSAGES = "messages"
 # Names of the first two parameters of every reward function, which no column can have.
 POSITIONAL = ("prompts", "responses")
@@ -173,7 +173,7 @@ WITH_COSINE = ReadIf(
 class SampledSettings(Settings):
     """Settings of sampled responses, which something scores."""
 
-    # The first one may initialize the critic.
+    # A model of it may initialize the critic.
     reward: Reward
     # The weight of each function, rewards/NAME.py.
     reward_functions: Annotated[

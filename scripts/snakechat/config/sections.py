@@ -31,7 +31,7 @@ from snakechat.config.settings import (
     only_with,
 )
 
-# Variables that a placement sets, and that have the key of a judge.
+# The name of a variable that a placement sets, or that has the key of a judge.
 EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
@@ -222,7 +222,7 @@ class TrainingKeys(RecipeKeys, CommandKeys):
 
     @classmethod
     def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Return the keys that nothing reads; of our trainers, a command reads no setting."""
+        """Return the keys that nothing reads. A command reads no setting of our trainers."""
         unread = super().without_effect(settings)
         if settings.get("command"):
             read = READ_WITH_COMMAND | TrainingKeys.model_fields.keys()
@@ -310,7 +310,7 @@ class LlmJudge(Settings):
         {"temperature": 0}
     )
 
-    # Specs are public: a user name, a password or a query in the address is an error.
+    # Records of runs have it and are public: a user name, a password or a query is an error.
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
     key_env: EnvironmentVariable = ABSENT
     requests_per_minute: Positive = ABSENT

@@ -293,7 +293,7 @@ class JobEstimate:
         return self._work([self._run("model", loss, 0, "")], self._rows(tokens), tokens, targets)
 
     def _rlhf(self, prompts: TokenCounts) -> Workload:
-        """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
+        """RLHF: the actor, its critic, which may start from a reward model, and what scores."""
         settings = RlhfSettings(**self.settings)
         tokens, scorers = self._with_responses(prompts), model_names(settings.reward)
         rows, count = self._rows(prompts), settings.num_generations

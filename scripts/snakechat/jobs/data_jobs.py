@@ -1,7 +1,7 @@
 """Describes the jobs that make datasets, splits and base models, and their external files.
 
-A function with the name of a rule describes the jobs of this rule. Paths of files are relative to
-the working directory, in the form in which specs record them.
+A function with the name of a rule describes the jobs of this rule. Paths of files below the working
+directory are relative to it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,7 +91,7 @@ def label_pairs(config: Config, name: str) -> Description:
 
 
 def split_dataset(config: Config, name: str) -> Description:
-    dataset = config.values["datasets"][name]
+    dataset = config.entry("datasets", name, "the target")
     return Description(
         settings={
             "seed": config.values["seed"],
@@ -169,7 +169,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, dict[str, Pat
             splits = split_files(
                 local_paths(source), selection, card_metadata(source).get("configs"), place
             )
-        # A path in place of a repository leaves what selects the repository's files.
+        # With `hub`, the path stands for a repository, whose files these keys select.
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
         if folder == source:

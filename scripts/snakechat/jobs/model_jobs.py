@@ -1,7 +1,7 @@
 """Describes the jobs that tokenize data, train and run models, and draw pages.
 
-A function has the name of the rule whose jobs it describes. `tokenize` and `train` are for the
-rules of several stages.
+A function has the name of the rule whose jobs it describes. `tokenize`, `train` and `evaluate` are
+for the rules of several stages.
 """
 
 import os
@@ -243,7 +243,10 @@ def models_of(config: Config, stage: str, name: str) -> Inputs:
 
 
 def benchmarks_of(config: Config, stage: str, name: str, models: Inputs | None = None) -> Inputs:
-    """Return a recipe's benchmarks of models (its own: STAGE/NAME): benchmark.LABEL/BENCHMARK."""
+    """Return the jobs of a recipe's benchmarks of models, by benchmark.LABEL/BENCHMARK.
+
+    models: By label. Default: the model of the recipe, whose label is STAGE/NAME.
+    """
     models = models or {f"{stage}/{name}": (f"train_{stage}", name)}
     sections = {f"train_{each}": each for each in STAGES}
     return {

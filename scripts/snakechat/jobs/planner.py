@@ -145,8 +145,8 @@ def plan_build(words: list[str]) -> Plan:
 def jobs_to_run(jobs: Collection[PlannedJob], wanted: Iterable[PlannedJob]) -> set[PlannedJob]:
     """Return the jobs that a build would run.
 
-    A result is made if it is stale, if it is missing and something that is made or wanted reads it,
-    or if a result that it reads is made.
+    A result is made if it is stale, if it is missing and wanted or read by a job that runs, or if a
+    result that it reads is made.
 
     jobs, wanted: All jobs, and the jobs of the targets.
     """

@@ -129,7 +129,7 @@ RULES: dict[str, Rule] = {
     # Gates and pages.
     "check_gate": Rule(model_jobs.check_gate, "gate", f"{STAGE}/{NAME}"),
     "prompt_eval": Rule(
-        model_jobs.prompt_eval, "prompt_eval", f"{STAGE}/{NAME}", work="evaluation"
+        model_jobs.prompt_eval, "prompt_eval", f"(sft|dpo|rlhf)/{NAME}", work="evaluation"
     ),
     "rw_eval": Rule(
         lambda config, name: model_jobs.prompt_eval(config, "reward", name),

@@ -242,7 +242,7 @@ def row_section(trainings: Sequence[Training], datasets: Mapping[str, Metrics]) 
 
 
 def job_section(lineage: Lineage, runs: Runs) -> Section:
-    """Return the table of the jobs that a report was made from, each below its inputs.
+    """Return the section of the jobs that a report was made from, each below its inputs.
 
     runs: run.json of each job, by path; None if it is unknown.
     """
@@ -374,7 +374,10 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
 
 
 def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | None:
-    """Return how a metric of a benchmark changed, with the interval; of items, of differences."""
+    """Return how a metric of a benchmark changed, with the interval.
+
+    If the benchmark has items, it is the interval of their differences.
+    """
     old, new = (read_figure(metrics, path) for metrics in (before, after))
     if old is None or new is None:
         return None

@@ -246,7 +246,10 @@ def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def averaged(points: Points) -> np.ndarray:
-    """Return (step, mean, minimum, maximum) of neighbouring steps and all seeds [MAX_POINTS, 4]."""
+    """Return (step, mean, minimum, maximum) of neighbouring steps and all seeds.
+
+    The shape is [n, 4] with at most MAX_POINTS rows.
+    """
     steps, values = np.array(sorted(points), float).T
     rows = []
     for part in np.array_split(np.unique(steps), min(len(set(steps)), MAX_POINTS)):

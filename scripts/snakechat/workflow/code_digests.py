@@ -53,7 +53,7 @@ SOURCE_READERS = {
 DATA_FOLDERS = ("templates", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
-# The path of a hidden file, of one in a folder of bytecode, or of one in no such folder.
+# Paths of hidden files and of bytecode, and paths that lead out of the folder.
 NOT_DATA = re.compile(r"/(/|\.|__pycache__)")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -287,7 +287,7 @@ class Snapshot:
         write_atomically(build_path(build), text, durable=False)
         oldest = time.time() - MAX_AGE_SECONDS
         for path in SNAPSHOTS.iterdir():
-            # Planning in another process may rename or delete one at this moment.
+            # Another build may rename or delete one at this moment.
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     shutil.rmtree(path)
@@ -306,7 +306,7 @@ def _source_files(root: Path) -> dict[str, bytes]:
 def build_path(build: Mapping[str, Any]) -> Path:
     """Return the path of the file with what the jobs of a build plan with.
 
-    It does not depend on what the user forces: plugins read it when they start, before the jobs are
-    known.
+    The path does not depend on what the user forces: plugins read it when they start, before the
+    jobs are known.
     """
     return Path(build["sources"], f"{digest(build)[:16]}.json")

@@ -65,7 +65,8 @@ def names_in(command: str) -> set[str]:
 def command_words(command: str, values: Mapping[str, str]) -> list[str]:
     """Return the words of a command, in which values replace names in braces. No shell runs.
 
-    Raises ValueError if a quote or a brace is not closed, or braces have another name.
+    Raises ValueError if a quote or a brace is not closed, braces have another name, or there is no
+    word.
     """
     if unknown := names_in(command) - values.keys():
         names = ", ".join(f"{{{name}}}" for name in values)
@@ -109,7 +110,10 @@ def check_versions(python: str, settings: Any) -> dict[str, str]:
 
 
 def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
-    """Yield files that paths, folders (not of hidden files) and globs name, relative to a root."""
+    """Yield the files that paths, folders and globs name, relative to a root.
+
+    A folder or a `*` names no hidden files. Raises InputError if one of them names no file.
+    """
     for pattern in patterns:
         paths = glob.escape(pattern) if Path(root, pattern).exists() else pattern
         found = {

@@ -196,6 +196,9 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, manifest.Manifest]:
     }
 
 
+# --- results ----------------------------------------------------------------------------------
+
+
 def write_json(path: Path, value: object) -> None:
     """Write metrics or statistics of a result as JSON with sorted keys."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")

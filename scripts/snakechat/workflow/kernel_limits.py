@@ -244,7 +244,7 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
 # Linux system calls that the code may make, with their numbers on x86_64 and aarch64 (the kernel's
 # syscall tables). None of them starts a process or a program, opens a socket, reaches another
 # process or the kernel's keys, makes a file in memory, or changes what Landlock does not cover (the
-# mode, the times and the attributes of files): the memory limit is the limit of all.
+# mode, the times and the attributes of files). The memory limit holds for all threads together.
 ALLOWED = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62,
 mmap 9 222, mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135,

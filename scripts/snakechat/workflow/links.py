@@ -167,7 +167,7 @@ def link_text(link: Path, target: Path) -> str:
 
 
 def linked_folder(path: str | Path) -> Path:
-    """Return the real folder that the path, a version or a copy of a result leads to, if any."""
+    """Return the real folder that the path, a version or a copy of a result leads to."""
     return Path(os.path.realpath(Path(path, MANIFEST))).parent
 
 
@@ -190,9 +190,9 @@ def find_results(tree: Path) -> dict[Path, Path]:
 
 
 def _links_and_copies(tree: Path) -> Iterator[Path]:
-    """Yield all links in a tree, and the folders and manifests that `cp -rL` makes of results.
+    """Yield the links in a tree, and the folders and manifests that `cp -rL` makes of results.
 
-    Folders of it may be links to other disks.
+    Its store, its versions and hidden files do not count. Its folders may be links to other disks.
     """
     seen: set[str] = set()
     pending = [tree]

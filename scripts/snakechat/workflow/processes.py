@@ -30,10 +30,10 @@ ZeroStage = Literal[0, 1, 2, 3]
 class Placement:
     """Hardware of a job, and how the job uses it.
 
-    threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
-    `auto` (snakechat.training.rungs). snakechat.modeling.models has what None means for each
-    device, and critic_zero_stage defaults to zero_stage. The defaults suit a job without models:
-    one process on a CPU, with Snakemake's default memory and time.
+    threads and mem_mb count on each node, and runtime is in minutes. Before it trains, a program
+    replaces `auto` (snakechat.training.rungs). snakechat.modeling.models has what None means for
+    each device, and critic_zero_stage defaults to zero_stage. The defaults suit a job without
+    models: one process on a CPU, with Snakemake's default memory and time.
     """
 
     nodes: int = 1

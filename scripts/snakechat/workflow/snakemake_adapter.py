@@ -160,6 +160,7 @@ class Stamp:
         has_stamp = of_plans.exists() and of_plans.stat().st_mtime == LATEST
         if is_used and (is_build or not has_stamp):
             self._write(uuid.uuid4().hex if is_build else "")
+        # Snakemake prints a line where inputs are others than in the run, whose stamp was of a build.
         self._fresh = of_builds if of_builds.exists() else of_plans
 
     def start_jobs(self) -> None:
@@ -185,7 +186,7 @@ class Stamp:
 
 
 def forget(workflow: Any, path: str) -> None:
-    """Delete what Snakemake remembers of an output, which has become an earlier version."""
+    """Delete what Snakemake remembers of an output and its inputs."""
     workflow.persistence.cleanup_metadata(IOFile(path))
 
 

@@ -39,7 +39,7 @@ def config_options(arguments: list[str]) -> list[str]:
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the options of a command line with its profiles, and the values of --config.
 
-    Values are text below the top level.
+    Values are text below the top level. Raises InputError if Snakemake rejects an option.
     """
     # It takes seconds, and Snakemake's API works without it.
     from snakemake.cli import parse_args, parse_config
@@ -77,9 +77,9 @@ REFUSED = {
 
 
 def check_options(workflow: Any) -> bool:
-    """Return whether Snakemake writes a report, at the first question of its plan.
+    """Return whether Snakemake writes a report, which it knows from its first question on.
 
-    Raises InputError if an option would leave results in a wrong state, or say what is wrong.
+    Raises InputError if an option would leave results in a wrong state, or print what is not true.
     """
     used: dict[str, Any] = {}
     if workflow.execution_settings is not None:

@@ -217,8 +217,8 @@ def is_undamaged(folder: Path) -> bool:
 def publish(folder: Path) -> None:
     """Rename the unfinished folder of a result into its place in the store.
 
-    A damaged result is moved aside first. If the process is killed in between, the next one
-    continues from the unfinished folder, which is complete.
+    A result that is there, damaged or of an earlier run, is moved aside first. If the process is
+    killed in between, the next one continues from the unfinished folder, which is complete.
     """
     set_aside(folder)
     os.rename(work_path(folder, "result"), folder)
@@ -226,7 +226,7 @@ def publish(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move a damaged result away, so that the next build makes it again and then deletes it."""
+    """Move a result aside. The job that makes it again deletes the old one (delete_work)."""
     aside = work_path(folder, "replaced")
     make_folders(aside.parent)
     shutil.rmtree(aside, ignore_errors=True)

@@ -45,10 +45,19 @@ def test_a_target_is_a_folder_a_result_or_a_file_of_it(jobs, target, expected):
     assert [(job.rule, job.name) for job in jobs_of_target(jobs, target)] == expected
 
 
-@pytest.mark.parametrize("target", ["sft/tiny", "output/sft", "output/none/tiny", ""])
+@pytest.mark.parametrize(
+    "target", ["sft/tiny", "output/sft", "output/none/tiny", "output/prompt_eval/reward/tiny", ""]
+)
 def test_another_target_is_an_error(jobs, target):
     with pytest.raises(InputError, match=f"^{target} is not a result: name one"):
         jobs_of_target(jobs, target)
+
+
+@pytest.mark.parametrize("folder", ["data", "split"])
+def test_a_target_of_an_unknown_dataset_is_an_error(jobs, folder):
+    [job] = jobs_of_target(jobs, f"output/{folder}/none")
+    with pytest.raises(InputError, match="the target names 'none', which is not under datasets"):
+        _ = job.description
 
 
 # --- stale results ----------------------------------------------------------------------------
