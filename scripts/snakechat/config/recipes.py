@@ -21,6 +21,7 @@ from snakechat.config.rlhf import (
     weighted_references,
 )
 from snakechat.config.sections import (
+    Deployment,
     DpoRecipe,
     GenerationRecipe,
     PlacementChanges,
@@ -197,7 +198,9 @@ class Config:
             return self.settings_of(stage, own, f"{stage}.recipes.{name}")
         keys = self.entry(stage, name, "the target")
         # Its placement defaults to the one of RLHF.
-        placement = self._placement_of(f"benchmarks.{name}", self.values["rlhf"]["defaults"], keys)
+        placement = self._placement_of(
+            f"benchmarks.{name}.placement", self.values["rlhf"]["defaults"], keys
+        )
         return {"seed": self.values["seed"], **keys, "placement": placement}
 
     def settings_of(self, stage: str, own: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -215,21 +218,21 @@ class Config:
         if settings.get("algorithm") == "distill" and "reward" not in {*preset, *own}:
             # It trains without scores: no default is built for it.
             settings["reward"] = None
-        settings["placement"] = self._placement_of(place, defaults, preset, own)
+        settings["placement"] = self._placement_of(f"{place}.placement", defaults, preset, own)
         return settings
 
     def _placement_of(self, place: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a placement, in which each layer overrides those before it."""
+        """Return a complete placement, in which each layer overrides those before it."""
         placement: dict[str, Any] = {}
-        place = f"{place}.placement"
         for keys in layers:
             changes = checked(keys.get("placement", {}), str | PlacementChanges, place)
             changes = {"deployment": changes} if isinstance(changes, str) else changes
             if "deployment" in changes:
                 placement = self.entry("deployments", changes.pop("deployment"), place)
             placement = {**placement, **changes}
-        named = self.values["deployment"]
-        return placement if named is None else self.entry("deployments", named, "deployment")
+        if (named := self.values["deployment"]) is not None:
+            placement = self.entry("deployments", named, "deployment")
+        return checked(placement, Deployment, place)
 
     @property
     def places(self) -> dict[Reference, str]:

@@ -252,7 +252,7 @@ class RlhfSettings(TrainingSettings, SampledSettings):
         responses have it in the loss (Shao et al. 2024), where it does not change the comparison.
         There, k2 is the estimator whose gradient is the gradient of the KL.
         """
-        kl_in = values.get("kl_in") or ("rewards" if values["algorithm"] == "ppo" else "loss")
+        kl_in = values.get("kl_in") or ("rewards" if values.get("algorithm") == "ppo" else "loss")
         determined = {
             "kl_in": kl_in,
             "kl_estimator": "k1" if kl_in == "rewards" else "k2",

@@ -65,8 +65,9 @@ def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
         if word.endswith((".yaml", ".yml", ".json"))
     ]
     lacking = " ".join(file for file in built_with if os.path.basename(file) not in names)
-    line = f"it was built with --configfile {lacking}, which this command lacks"
-    return [line] if lacking else []
+    return (
+        [f"it was built with --configfile {lacking}, which this command lacks"] if lacking else []
+    )
 
 
 def job_name(job: Spec) -> str:

@@ -163,8 +163,9 @@ def figure_cell(path: str, figure: Figure) -> Cell:
 
 def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
     """Format a metric: fractions in percent, differences (signed) in percentage points."""
-    is_share = is_fraction(path)
-    return format_share(value, signed) if is_share else format_number(value, signed, digits)
+    return (
+        format_share(value, signed) if is_fraction(path) else format_number(value, signed, digits)
+    )
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -414,12 +414,15 @@ def replaces_stored(job: Job[Any]) -> bool:
     if not changed:
         print(f"{job.target}: the forced run made the same bytes")
         return False
-    paths = paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ())
-    own = (job.target, manifest_path(job.target))
-    others = [path for path in paths if not {path, *path.parents}.intersection(own)]
-    stays = f"; the earlier result stays, because {others[0]} leads to it" if others else ""
+    stays = "; the earlier result stays, because folders that cannot be read may need it"
+    # Another machine may have output folders that use the store.
+    with suppress(InputError):
+        paths = paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ())
+        own = (job.target, manifest_path(job.target))
+        others = [path for path in paths if not {path, *path.parents}.intersection(own)]
+        stays = f"; the earlier result stays, because {others[0]} leads to it" if others else ""
     print(f"{job.target}: the forced run made other bytes than before: {changed}{stays}")
-    return not others
+    return not stays
 
 
 def finish(job: Job[Any]) -> None:

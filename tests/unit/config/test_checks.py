@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from conftest import ROOT
+from snakechat.config.loading import load_config
 from snakechat.config.recipes import RECIPES, ConfigError
 from snakechat.config.sections import PlacementKeys
 from snakechat.workflow.processes import Placement
@@ -242,6 +243,21 @@ def test_each_setting_has_a_default_in_the_config(stage):
 
 def test_a_deployment_has_the_keys_of_a_placement():
     assert PlacementKeys.model_fields.keys() == Placement.__dataclass_fields__.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "missing"),
+    [("placement", {"threads": 2}, "placement.nodes"), ("algorithm", None, "algorithm")],
+)
+def test_a_key_that_the_defaults_lack_is_named(key, value, missing):
+    values = config_values()
+    defaults = values["rlhf"]["defaults"]
+    del defaults[key]
+    defaults |= {key: value} if value else {}
+    with pytest.raises(
+        ConfigError, match=rf"^config: rlhf\.recipes\.[^:]*\.{missing}: this key is"
+    ):
+        load_config(values, ROOT, ROOT, {})
 
 
 @pytest.mark.parametrize("glob", ["/data/*.csv", "../*.csv", "data/../../*.csv"])

@@ -208,6 +208,18 @@ def test_a_forced_run_replaces_no_result_that_others_read(
     assert (reader or "") in printed and ("stays" in printed) == bool(reader)
 
 
+def test_a_forced_run_replaces_no_result_that_folders_of_another_machine_may_read(
+    alone, monkeypatch, capsys
+):
+    monkeypatch.setattr("snakechat.workflow.publishing.is_forced", lambda spec: True)
+    write_result(alone, alone.place, "old")
+    write_result(alone, alone.result, "new")
+    (STORE / "roots").mkdir()
+    (STORE / "roots/0").write_text("/elsewhere/output\nidentity")
+    assert not replaces_stored(alone)
+    assert "the earlier result stays, because folders that" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_path, runs):
     (alone.states / "00000020").mkdir(parents=True)
