@@ -149,7 +149,7 @@ def list_results(store: Path) -> None:
 def list_versions(target: str) -> None:
     """Print the versions of a result, newest first: when, where, how large, what changed."""
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    entries = sorted(examine(versions_of(path)), key=Entry.made)
+    entries = sorted(examine(versions_of(Path(path))), key=Entry.made)
     if not entries:
         raise InputError(f"no version of {path}")
     current = linked_folder(path)

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -131,7 +132,9 @@ def parse_command_line_values(value: Any) -> Any:
         case str():
             loader = yaml.SafeLoader("")
             tag = loader.resolve(yaml.ScalarNode, value, (True, False))
-            return loader.construct_object(yaml.ScalarNode(tag, value))
+            # What has the form of a date, and is none, is text.
+            with suppress(ValueError, yaml.YAMLError):
+                return loader.construct_object(yaml.ScalarNode(tag, value))
     return value
 
 

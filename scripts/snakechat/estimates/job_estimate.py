@@ -128,7 +128,7 @@ def count_rows(job: PlannedJob, split: str) -> tuple[float, list[str]]:
         if "generate" in source:
             listed = {"train": source["rows"] - source["eval_rows"], "eval": source["eval_rows"]}
         elif listed := DATASET_ROWS.get(source.get("hub", ""), {}):
-            notes.append(f"assumed: {rows.name} has as many rows as the Hub listed in 2024")
+            notes.append(f"assumed: {rows.name} has as many rows as the Hub listed in 2023 or 2024")
         else:
             notes.append(f"unknown until {rows.name} is split: number of rows")
         num_rows = listed.get(split, math.nan)
@@ -326,8 +326,9 @@ class JobEstimate:
         settings, inputs = self.settings, self.inputs
         is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
         samples = "max_response_length" in settings and not scores_alone
-        evaluates = self.job.rule.startswith("evaluate_")
-        splits = ["eval"] if evaluates else ["train", *(["eval"] * samples)]
+        splits = (
+            ["eval"] if self.job.rule.startswith("evaluate_") else ["train", *(["eval"] * samples)]
+        )
         found = [token_counts(inputs["tokens"], split) for split in splits]
         rows = sum(counts.num_rows for counts in found)
         if is_compared:

@@ -240,11 +240,9 @@ def named_versions(output: Path) -> dict[Path, list[str]]:
     return found
 
 
-def versions_of(path: str | Path) -> list[Path]:
+def versions_of(path: Path) -> list[Path]:
     """Return the real folders that the path of a result leads to, or led to once."""
-    # Without "./" and the like.
-    path = Path(path)
-    folders = named_versions(Path(path.parts[0]))
+    folders = named_versions(Path(*path.parts[:1]))
     return [folder for folder, paths in folders.items() if str(path) in paths]
 
 
@@ -257,7 +255,7 @@ def find_version(stage: str, recipe: str) -> dict[str, Path]:
     recipe: NAME@KEY, with the start of the key of the training.
     """
     name, _, start = recipe.partition("@")
-    path = f"output/{stage}/{name}"
+    path = Path("output", stage, name)
     trainings = [folder for folder in versions_of(path) if start and folder.name.startswith(start)]
     if len(trainings) != 1:
         raise InputError(
@@ -267,7 +265,7 @@ def find_version(stage: str, recipe: str) -> dict[str, Path]:
     content = content_digest(require_manifest(trainings[0] / MANIFEST))
     evaluations = [
         folder
-        for folder in versions_of(f"output/eval/{stage}/{name}")
+        for folder in versions_of(Path("output/eval", stage, name))
         for entry in require_manifest(folder / MANIFEST)["inputs"].values()
         if entry["digest"] == content
     ]

@@ -53,6 +53,7 @@ def test_merges_and_byte_order_marks_are_accepted(tmp_path):
     [
         ("2.0e-5", 2e-5),
         ("1e-5", "1e-5"),
+        (["2026-02-30", "="], ["2026-02-30", "="]),
         ({"sft": {"defaults": {"epochs": "2"}}}, {"sft": {"defaults": {"epochs": 2}}}),
         ({"hub": "gpt2", "revision": "0012345"}, {"hub": "gpt2", "revision": "0012345"}),
     ],

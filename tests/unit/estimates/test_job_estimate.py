@@ -100,7 +100,7 @@ def test_flops_hours_and_disk_by_hand():
     assert job.disk == 2 * OPT_1_3B_WEIGHTS and job.checkpoint == 12 * OPT_1_3B_WEIGHTS
     assert estimate_sft(save_dtype="fp32").disk == 4 * OPT_1_3B_WEIGHTS
     assert job.notes == [
-        "assumed: rm-static has as many rows as the Hub listed in 2024",
+        "assumed: rm-static has as many rows as the Hub listed in 2023 or 2024",
         "assumed until tokenize_sft mine is built: 256 tokens per row, half of the limit",
     ]
     assert "not counted: train_only trains fewer weights" in estimate_sft(train_only="norm").notes
