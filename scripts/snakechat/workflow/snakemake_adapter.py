@@ -160,7 +160,7 @@ class Stamp:
         has_stamp = of_plans.exists() and of_plans.stat().st_mtime == LATEST
         if is_used and (is_build or not has_stamp):
             self._write(uuid.uuid4().hex if is_build else "")
-        # A dry run of Snakemake warns of inputs that differ from the last run's, which was a build.
+        # With --rerun-triggers input, inputs are compared with the last run's, which was a build.
         self._fresh = of_builds if of_builds.exists() else of_plans
 
     def start_jobs(self) -> None:
