@@ -40,9 +40,10 @@ def main(job: Job[Any]) -> None:
                 examples[f"{split}.mismatched"] = rows.mismatched(
                     settings.mismatched_max_length, split
                 )
-            batches = settings.batches if split == "train" else None
             for name, each in examples.items():
-                logprobs = logprobs_by_epoch(model.module, each, batches)
+                logprobs = logprobs_by_epoch(
+                    model.module, each, settings.batches if split == "train" else None
+                )
                 if rank() == 0:
                     save_array(job.result / f"{name}.npy", logprobs)
             if rank() == 0:

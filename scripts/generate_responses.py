@@ -35,7 +35,6 @@ def main(job: Job[GenerationSettings]) -> None:
     tokenizer = load_tokenizer(folder)
     prompts = {split: Ragged(job.inputs["tokens"], f"{split}.prompt") for split in SPLITS}
     generations = settings.num_generations
-    longest = settings.max_prompt_length + settings.max_response_length
     with load_frozen(
         Policy,
         folder,
@@ -44,7 +43,7 @@ def main(job: Job[GenerationSettings]) -> None:
         job.placement,
         prompt_examples(prompts["train"], settings.max_response_length, generations),
         samples=settings.generation_backend == "hf",
-        longest=longest,
+        longest=settings.max_prompt_length + settings.max_response_length,
     ) as policy:
         model = policy.module.model
         job.record["models"] = {"model": model_size(model)}

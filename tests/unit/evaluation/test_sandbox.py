@@ -6,6 +6,7 @@ import resource
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def passes(code, *tests, seconds=5):
 
 
 LARGE = "import time\nfor i in range(6): open(f'{i}', 'wb').write(bytes(15 << 20))\ntime.sleep(3)"
+DEEP = "import os, time\nfor i in range({number}):\n    os.mkdir('{name}')\n"
+DEEP += "    os.chdir('{name}')\ntime.sleep(3)"
 THREADS = "import threading\nwhile True:\n    try:\n"
 THREADS += "        threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()\n"
 THREADS += "    except RuntimeError: pass"
@@ -37,31 +40,38 @@ THREADS += "    except RuntimeError: pass"
         # Too many bytes or files in its folder.
         (LARGE, 5),
         ("import os, time\nfor i in range(2000): os.mkdir(f'{i}')\ntime.sleep(3)", 5),
+        # In each other, so that their paths are too long, or recursion has no end.
+        (DEEP.format(number=2000, name="d"), 5),
+        (DEEP.format(number=20, name="d" * 250), 5),
         # It does not end.
         ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(99)", 1),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", 1),
         (THREADS, 1),
     ],
 )
-def test_code_that_fails_writes_too_much_or_does_not_end(code, seconds, monkeypatch):
+def test_code_that_fails_writes_too_much_or_does_not_end(code, seconds, monkeypatch, tmp_path):
     monkeypatch.setattr(sandbox, "WAIT_FACTOR", 1.5)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     started = time.monotonic()
     assert not passes(code, "pass", seconds=seconds)
     assert time.monotonic() - started < 10
+    # Nothing is left.
+    assert not [*tmp_path.iterdir()]
 
 
-def test_a_folder_that_cannot_be_read_is_too_large(tmp_path):
-    """The code can write to it, and nobody can count what."""
+def test_what_is_in_a_folder_that_cannot_be_read_is_not_counted(tmp_path):
+    """The code can write to it: it has failed."""
     (tmp_path / "hidden").mkdir(0o300)
     # As for any other user than root.
     program = (
         "import sys; from snakechat.evaluation.sandbox import is_too_large\n"
         "from snakechat.workflow.kernel_limits import drop_capabilities\n"
-        "drop_capabilities(range(64)); sys.exit(is_too_large(sys.argv[1]))"
+        "drop_capabilities(range(64))\ntry: sys.exit(is_too_large(sys.argv[1]))\n"
+        "except PermissionError: sys.exit(3)"
     )
     environment = {**os.environ, "PYTHONPATH": str(sandbox.SCRIPTS)}
     words = [sys.executable, "-c", program, str(tmp_path)]
-    assert subprocess.run(words, env=environment).returncode == 1
+    assert subprocess.run(words, env=environment).returncode == 3
     (tmp_path / "hidden").rmdir()
     assert subprocess.run(words, env=environment).returncode == 0
 
