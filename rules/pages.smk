@@ -59,7 +59,10 @@ rule draw_page:
     params:
         command=FUNCTIONS.command,
         page="output/pages/{page}/{stage}/{name}/{page}.html",
+        folder="output/{page}/{stage}",
     message:
         "Drawing {wildcards.page} of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && ln -sfn ../../../{{params.page:q}} {{output.page:q}}"
+        # Relative to the real folder: output/ and folders below it may be links.
+        RUN + ' && ln -sfn "$(realpath -s --relative-to="$(realpath {params.folder:q})"'
+        ' {params.page:q})" {output.page:q}'
