@@ -53,11 +53,9 @@ def test_another_target_is_an_error(jobs, target):
         jobs_of_target(jobs, target)
 
 
-@pytest.mark.parametrize("folder", ["data", "split"])
-def test_a_target_of_an_unknown_dataset_is_an_error(jobs, folder):
-    [job] = jobs_of_target(jobs, f"output/{folder}/none")
+def test_a_target_of_an_unknown_dataset_is_an_error(jobs):
     with pytest.raises(InputError, match="the target names 'none', which is not under datasets"):
-        _ = job.description
+        _ = jobs["split_dataset", "none"].description
 
 
 # --- stale results ----------------------------------------------------------------------------
