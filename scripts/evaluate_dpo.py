@@ -23,9 +23,7 @@ def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
     settings, data = job.settings, PreferenceData(job.settings, job.inputs, "eval")
     # Names in responses.jsonl, by the job's inputs.
-    names = {"model": "dpo"}
-    if has_reference(settings.loss):
-        names = {"base": "before", **names}
+    names = ({"base": "before"} if has_reference(settings.loss) else {}) | {"model": "dpo"}
     for key, model in sampled_models(job, DTYPE, data.rows, names):
         if key == "base":
             data.compute_reference(model.module)

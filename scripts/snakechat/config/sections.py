@@ -12,6 +12,7 @@ from snakechat.config.rlhf import GenerationSettings, Reward, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
+    NAME_END,
     Count,
     DpoSettings,
     JsonValue,
@@ -285,6 +286,13 @@ class GenerationRecipe(GenerationSettings, RecipeKeys):
     model: Annotated[str, RefersTo(("sft", "dpo", "rlhf", "models"), plain="models")]
 
 
+# metrics.json of a benchmark has two keys besides its metrics.
+MetricName = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^(?!(items|intervals_95)\Z)[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z"
+    ),
+]
 # A glob of files in {output}, and the keys that lead to a number or to a list of numbers.
 MetricPath = Annotated[list[NonEmptyText | NonNegativeInt], Field(min_length=1)]
 
@@ -293,7 +301,7 @@ class Benchmark(CommandKeys):
     """A command that measures a model."""
 
     command: NonEmptyText
-    metrics: Annotated[dict[Name, MetricPath], Field(min_length=1)]
+    metrics: Annotated[dict[MetricName, MetricPath], Field(min_length=1)]
     placement: str | PlacementChanges = ABSENT
 
 

@@ -97,6 +97,10 @@ MISTAKES = [
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
     ("llm_judges.wise.parameters", with_judge(parameters={"logprobs": 1})),
     ("llm_judges.wise.scale", with_judge(scale=[1, 1])),
+    (
+        "benchmarks.mine.metrics.items",
+        {"benchmarks": {"mine": {"command": "x {output}", "metrics": {"items": ["x.json"]}}}},
+    ),
     ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
     (
         "datasets.mine.min_margin",
