@@ -106,10 +106,7 @@ MISTAKES = [
         "datasets.mine.min_margin",
         {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
     ),
-    (
-        "models.tiny.template_arguments",
-        {"models": {"tiny": {"template_arguments": {"thinking": True}}}},
-    ),
+    ("models.tiny.template_arguments", {"models": {"tiny": {"template_arguments": {"a": True}}}}),
     (
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
         tiny("rlhf", generation_backend="vllm", placement=TWO_OF_THREE),
@@ -165,11 +162,7 @@ SCORER = CLASSIFIER | {"id2label": {"0": "SCORE"}}
 @pytest.mark.parametrize(
     ("keys", "recipe", "problem"),
     [
-        (
-            LANGUAGE_MODEL,
-            {"reward": "models/mine"},
-            "is LlamaForCausalLM, expected a sequence classifier with one label: use",
-        ),
+        (LANGUAGE_MODEL, {"reward": "models/mine"}, "is LlamaForCausalLM, expected a sequence cl"),
         (CLASSIFIER, {"reward": "models/mine"}, "has 2 labels, expected 1, the score: use"),
         (SCORER, {"actor": "models/mine"}, "is a sequence classifier, expected a language model"),
         (SCORER, {"reward": {"models/mine": 0.5, "reward/tiny": 1}}, None),

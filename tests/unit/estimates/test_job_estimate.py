@@ -28,11 +28,8 @@ OTHERS |= {"models": {"other": {"hub": "someone/model"}}}
 def fresh_folder(tmp_path, monkeypatch):
     """A folder of the build, without results, and a Hub that has the configs of OPT."""
     monkeypatch.chdir(tmp_path)
-
-    def config_of(name, revision):
-        return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
-
-    monkeypatch.setattr(job_estimate, "hub_config", config_of)
+    configs = {f"facebook/{name}": json.dumps(config) for name, config in OPT_CONFIGS.items()}
+    monkeypatch.setattr(job_estimate, "hub_config", lambda name, _: configs[name])
 
 
 def planned(rule, stage, recipe, **placement):
@@ -111,6 +108,9 @@ def test_flops_hours_and_disk_by_hand():
     assert few == pytest.approx(flops * 200 / rows)
     # Steps of 8 rows.
     assert total_flops(estimate_sft(max_steps=10).workload) == pytest.approx(flops * 80 / rows)
+    unknown = estimate_sft(datasets=["other"])
+    assert math.isnan(unknown.seconds) and unknown.memory["training"] > 0
+    assert unknown.notes[0] == "unknown until other is split: number of rows"
 
 
 def test_an_rlhf_training_reads_each_prompt_with_all_its_responses():
@@ -119,13 +119,6 @@ def test_an_rlhf_training_reads_each_prompt_with_all_its_responses():
     # A prompt of half of the limit.
     assert (workload.length, workload.attended) == (50 + 4 * 50, 50 + 50)
     assert workload.largest.length == 100 + 4 * 50
-
-
-def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
-    job = estimate_sft(datasets=["other"])
-    assert math.isnan(job.seconds)
-    assert job.memory["training"] > 0
-    assert job.notes[0] == "unknown until other is split: number of rows"
 
 
 def test_existing_tokens_are_counted(tmp_path):

@@ -70,8 +70,7 @@ def test_a_model_is_compared_with_those_that_it_is_made_from(load):
         "rlhf": ("train_rlhf", "tiny"),
     }
     assert inputs_of(config, "train_rlhf", "tiny")["actor"] == ("train_dpo", "tiny")
-    reported = inputs_of(config, "draw_report", "rlhf/tiny")
-    assert reported["evaluate_dpo"] == ("evaluate_dpo", "tiny")
+    assert inputs_of(config, "draw_report", "rlhf/tiny")["evaluate_dpo"] == ("evaluate_dpo", "tiny")
 
 
 def test_an_evaluation_knows_the_data_of_all_rounds_of_teachers_and_of_reward_models(load):
@@ -106,8 +105,7 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     assert inputs["reward.2"] == ("fetch_model", "judge")
     assert "reward" not in inputs
     # The report shows the first one.
-    reported = inputs_of(config, "draw_report", "rlhf/tiny")
-    assert reported["train_reward"] == ("train_reward", "tiny")
+    assert inputs_of(config, "draw_report", "rlhf/tiny")["train_reward"] == ("train_reward", "tiny")
 
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):

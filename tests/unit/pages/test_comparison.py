@@ -87,6 +87,9 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
     assert result_paths("sft")[:2] == ["before.response_perplexity", "after.response_perplexity"]
 
 
+ROUNDED = [595.001, 595.002, 595.003], [595.021, 595.022, 595.023]
+
+
 @pytest.mark.parametrize(
     ("values", "others", "text"),
     [
@@ -96,11 +99,7 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
         ([1, 2, 3], [2, 3, 4], "+1.00 [-1.27, +3.27] n = 3"),
         ([1, 2, 3], [9], None),
         # Rounding, as between ZeRO stages: apart, but in the fifth digit.
-        (
-            [595.001, 595.002, 595.003],
-            [595.021, 595.022, 595.023],
-            "+0.0200 [+0.0177, +0.0223] n = 3",
-        ),
+        (*ROUNDED, "+0.0200 [+0.0177, +0.0223] n = 3"),
     ],
 )
 def test_a_difference_has_welchs_interval_and_a_mark_unless_it_is_noise(values, others, text):

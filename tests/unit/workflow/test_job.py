@@ -188,8 +188,7 @@ def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys, monkeypatch
     assert {path.name for path in alone.place.parent.iterdir()} == {alone.key}
 
 
-UNREAD = "folders that cannot be read"
-FORCED = [("old", None), ("new", None), ("new", "output/sft/other"), ("new", UNREAD)]
+FORCED = [("old", None), ("new", None), ("new", "output/sft/other"), ("new", "cannot be read")]
 
 
 @pytest.mark.parametrize(("text", "reader"), FORCED)
@@ -197,7 +196,7 @@ def test_a_forced_run_replaces_no_result_that_others_read(alone, monkeypatch, ca
     monkeypatch.setattr("snakechat.workflow.publishing.is_forced", lambda spec: True)
     write_result(alone, alone.place, "old")
     link_result(alone.target, alone.place)
-    if reader == UNREAD:
+    if reader == "cannot be read":
         (STORE / "roots").mkdir()
         (STORE / "roots/0").write_text("/elsewhere/output")
     elif reader:
