@@ -102,10 +102,7 @@ MISTAKES = [
         {"benchmarks": {"mine": {"command": "x {output}", "metrics": {"items": ["x.json"]}}}},
     ),
     ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
-    (
-        "datasets.mine.min_margin",
-        {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
-    ),
+    ("datasets.mine.min_margin", {"datasets": {"mine": GENERATED | {"min_margin": 0.5}}}),
     ("models.tiny.template_arguments", {"models": {"tiny": {"template_arguments": {"a": True}}}}),
     (
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
