@@ -8,7 +8,6 @@ Runs cases, all by default, and writes what they returned to FOLDER/RANK.pt.
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,10 +110,10 @@ def train_with_torch():
     return run
 
 
-def train_and_keep(folder, placement, settings=None, act=lambda step: None, evaluate=None):
+def train_and_keep(folder, placement, settings=None, act=lambda step: None):
     """Train from the last checkpoint on; return the engine and the losses.
 
-    act, evaluate: Functions to call with each step, before and after its state is kept.
+    act: A function to call with each step, before its state is kept.
     """
     job = SimpleNamespace(
         result=folder, states=folder / "states", options=RunOptions(save_steps=3), record={}
@@ -130,8 +129,6 @@ def train_and_keep(folder, placement, settings=None, act=lambda step: None, eval
             torch.rand(processes.rank() + 1)
             act(step)
             checkpointer.keep(step)
-            if evaluate:
-                evaluate(step)
     return engine, losses
 
 
@@ -160,22 +157,6 @@ def stop_and_resume(folder, placement, settings=None):
         "weights": weights_of(engine),
         "random_number": torch.rand(1).item(),
     }
-
-
-def train_with_evaluations(folder):
-    """Train; with SLOW in the environment, the first process takes a minute to evaluate step 4.
-
-    The other one waits for it. A file FOLDER/waiting says that it has begun.
-    """
-
-    def evaluate(step):
-        if step == 4 and processes.rank() == 0 and "SLOW" in os.environ:
-            (folder / "waiting").touch()
-            time.sleep(60)
-        processes.barrier()
-
-    engine, losses = train_and_keep(folder, {}, evaluate=evaluate)
-    return {"losses": losses, "weights": weights_of(engine)}
 
 
 # --- rollouts -----------------------------------------------------------------------------------
@@ -258,7 +239,6 @@ def all_cases(folder):
         cases[f"resumed {stage}"] = partial(
             stop_and_resume, folder / f"{stage}", places[stage], bf16 if stage >= 2 else {}
         )
-    cases["evaluated"] = partial(train_with_evaluations, folder / "evaluated")
     for stage in (0, 3):
         cases[f"rollouts lora {stage}"] = partial(train_on_rollouts, places[stage])
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):

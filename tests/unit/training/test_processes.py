@@ -3,9 +3,6 @@
 tests/support/worker.py runs every case in two processes, and rollouts in one as well.
 """
 
-import signal
-import time
-
 import pytest
 import torch
 
@@ -115,23 +112,3 @@ def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(dtype, 
     tolerance = 1e-5 if dtype == "fp32" else 0.02
     for name, weight in runs[2][0][f"merged {dtype} 3"]["saved"].items():
         torch.testing.assert_close(saved[name], weight, rtol=tolerance, atol=tolerance)
-
-
-# --- signals --------------------------------------------------------------------------------------
-
-
-def test_a_signal_while_one_process_evaluates_saves_all_steps(runs, tmp_path):
-    process = launching.launch(2, WORKER, tmp_path, "evaluated", SLOW="1")
-    while not (tmp_path / "evaluated/waiting").exists() and process.poll() is None:
-        time.sleep(0.1)
-    # The other one has reached the barrier.
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert "stopped by SIGTERM after step 4: run the same command" in output
-    code, output = launching.run(2, WORKER, tmp_path, "evaluated")
-    assert code == 0, output
-    for rank, expected in enumerate(runs[2]):
-        run = torch.load(tmp_path / f"{rank}.pt")["evaluated"]
-        assert run["losses"] == expected["evaluated"]["losses"][4:]
-        assert torch.equal(run["weights"], expected["evaluated"]["weights"])
