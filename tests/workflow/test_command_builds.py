@@ -84,10 +84,13 @@ def build(quick, tmp_path_factory):
 def test_a_command_makes_a_result_like_ours(build):
     build.build("output/dpo/copied", "output/compare/dpo/copied-vs-tiny.html")
     folder = build.folder / "output/dpo/copied"
-    names = {path.name for path in folder.iterdir()}
+    # As people copy it, with what its links lead to.
+    copy = shutil.copytree(folder, build.folder / "copy")
+    names = {path.name for path in copy.iterdir()}
     assert {"model.safetensors", "metrics.jsonl", "README.md", "evaluation", "report"} <= names
+    assert (copy / "report/report.html").exists()
     assert "bash programs/copy.sh" in (folder / "README.md").read_text()
-    metrics = json.loads((build.folder / "output/eval/dpo/copied/metrics.json").read_text())
+    metrics = json.loads((copy / "evaluation/metrics.json").read_text())
     # It did not train.
     assert metrics["accuracy"] == 0 and metrics["ties"] == 1
     assert build.planned("output/dpo/copied") == set()

@@ -42,7 +42,8 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
         tiny = configs.tiny("dpo", dtype=dtype, **changes)
         return settings_of(load(tiny), "compute_reference", "tiny")
 
-    assert (settings(max_steps=7) != settings()) == batches_count
+    for of_batches in ({"max_steps": 7}, {"seed": 7}):
+        assert (settings(**of_batches) != settings()) == batches_count
     assert settings(learning_rate=7.0) == settings()
 
 
