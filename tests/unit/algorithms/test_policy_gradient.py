@@ -67,9 +67,6 @@ def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
     assert pg.explained_variance(equal, equal, mask) == 1.0
 
 
-# --- advantages of responses to the same prompt ---------------------------------------------------
-
-
 def test_a_response_without_a_score_is_not_compared():
     # Mean 2 of the two others; a single score, and no score at all.
     nan = math.nan
@@ -87,9 +84,6 @@ def test_a_response_without_a_score_is_not_compared():
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
 
 
-# --- estimates of the KL, and moments -------------------------------------------------------------
-
-
 def test_kl_penalty_is_never_negative_however_small_the_difference():
     sizes = torch.logspace(-12, 1.5, 10_001)
     penalties = [pg.kl_penalty(torch.zeros(10_001), each, "k3") for each in (sizes, -sizes)]
@@ -97,28 +91,6 @@ def test_kl_penalty_is_never_negative_however_small_the_difference():
     # Half the square.
     small = pg.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
     assert small.item() == pytest.approx(5e-9, rel=1e-3)
-
-
-@pytest.mark.parametrize("distance", [0.0, 1.0])
-def test_the_weighted_penalty_of_a_bandit_has_the_gradient_of_a_kl(distance):
-    # Three tokens; after updates, the policy has moved away from the one that sampled.
-    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    ref_logprobs = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
-    old_logprobs = logits.log_softmax(0)
-    moved = (logits + distance * torch.tensor([1.0, -1.0, 0.5])).requires_grad_()
-    logprobs = moved.log_softmax(0)
-
-    def gradient(loss):
-        return torch.autograd.grad(loss, moved, retain_graph=True)[0]
-
-    exact = {
-        "k2": gradient((logprobs.exp() * (logprobs - ref_logprobs)).sum()),
-        "k3": gradient((ref_logprobs.exp() * (ref_logprobs - logprobs)).sum()),
-    }
-    for estimator, expected in exact.items():
-        arguments = logprobs, old_logprobs, ref_logprobs, estimator
-        weighted = pg.weighted_kl_penalty(*arguments)
-        torch.testing.assert_close(gradient((old_logprobs.exp() * weighted).sum()), expected)
 
 
 def test_added_moments_of_batches_are_those_of_all_values():

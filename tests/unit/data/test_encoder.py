@@ -167,9 +167,6 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
     assert found == [False, True]
 
 
-# --- real tokenizers --------------------------------------------------------------------------
-
-
 def test_rows_have_the_ids_of_one_text_with_a_real_tokenizer(shared_data):
     encoder = Encoder(load_tokenizer(shared_data / "tokenizers/qwen3"), "chat")
     for dataset in ("hh_harmless", "dpo_demo_en", "dpo_demo_zh"):

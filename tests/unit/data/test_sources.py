@@ -235,6 +235,8 @@ def cut_after_five_batches(content):
 DAMAGES = {
     # The positions of the rows are at the end of the file.
     "parquet, the end is missing": ("rows.parquet", lambda data: data[:-9], 0),
+    # Some programs reserve the size of a file before they write it.
+    "gzip, only zeros": ("rows.jsonl.gz", lambda data: bytes(len(data)), 0),
     "gzip, the check sum": ("rows.jsonl.gz", lambda data: replaced(data, len(data) - 8), None),
     "arrow, a batch": ("rows.arrow", lambda data: cut_after_five_batches(data)[:-200], 400),
 }
@@ -264,12 +266,6 @@ def test_invalid_array_is_an_error(tmp_path, end):
     # Nothing tells where the next item starts.
     found = rows_before_damage(put(tmp_path / "rows.json", b'[{"a": 1},{"a": 2}' + end))
     assert found[:1] == [{"a": 1}]
-
-
-def test_download_of_zeros_is_an_error(tmp_path):
-    # Some programs reserve the size of a file before they write it.
-    (tmp_path / "rows.jsonl.gz").write_bytes(bytes(100))
-    assert rows_before_damage(tmp_path / "rows.jsonl.gz") == []
 
 
 def test_unclosed_quotes_and_utf_16_in_csv_are_errors(tmp_path):

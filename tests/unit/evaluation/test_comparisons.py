@@ -155,13 +155,6 @@ def test_values_that_say_nothing_about_the_variance_have_no_interval():
 rng = np.random.default_rng(1)
 
 
-def wins(num_prompts, shift):
-    quality = rng.normal(size=num_prompts)
-    ours, theirs = (quality + rng.normal(size=(4, num_prompts)) for _ in range(2))
-    won = (ours[:, None] + shift > theirs[None]).mean(axis=(0, 1))
-    return mean_with_interval(won, np.arange(num_prompts))[1]
-
-
 def shares(num_prompts, probability):
     return mean_with_interval(rng.random(num_prompts) < probability, np.arange(num_prompts))[1]
 
@@ -191,7 +184,6 @@ def aucs(num_good, num_bad, shift):
 
 
 COVERAGE = [
-    *(((wins, 20, shift), normal_cdf(shift / 2**0.5)) for shift in (0.3, 3)),
     *(((shares, n, p), p) for n in (5, 20) for p in (0.5, 0.98)),
     *(((pairs_of_one_prompt, n, m), 0.75) for n, m in ((20, 5), (100, 20))),
     ((success_differences, 20), 0.08),

@@ -13,9 +13,6 @@ from snakechat.workflow.errors import InputError
 CPU = torch.device("cpu")
 
 
-# Examples.
-
-
 def test_only_trained_tokens_of_a_response_are_targets():
     examples = Examples([[1], [2, 2]], [[4, 5, 6], [7, 8]], trained=[[1, 0, 1], [0, 1]])
     assert examples.num_tokens(with_prompts=False).tolist() == [2, 1]
@@ -44,9 +41,6 @@ def test_prompts_that_are_all_the_same_have_no_mismatched_responses():
         examples.mismatched(9, "eval")
 
 
-# Micro-batches.
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, monkeypatch):
     # More rows than are considered for one micro-batch.
@@ -61,9 +55,6 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, mo
     assert max(sizes) <= 54
     # The longest pair has 24 tokens, or 2 x 16: most of them leave space for another one.
     assert np.mean(sizes[:-1]) > 35
-
-
-# Distribution over ranks.
 
 
 def test_ranks_take_turns_forwards_and_backwards():
@@ -112,9 +103,6 @@ def test_each_epoch_contains_every_row_once():
     assert first != second and steps(1) == [first]
     # The whole epochs of a training of four steps.
     assert steps(3, max_steps=4) == [first, second]
-
-
-# Tensors.
 
 
 def test_a_packed_sequence_has_each_prompt_once_before_its_responses():

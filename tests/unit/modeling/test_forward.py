@@ -186,9 +186,6 @@ def test_logprobs_and_scores_equal_those_of_separate_sequences(family, packing, 
                 assert scores[number, row] == pytest.approx(score.item(), rel=1e-4, abs=1e-5)
 
 
-# Policies.
-
-
 @pytest.fixture
 def policy(model):
     return Policy(model)

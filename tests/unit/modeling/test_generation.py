@@ -83,9 +83,6 @@ def greedy(model, prompt, length=8, eos=None):
     return ids[len(prompt) :]
 
 
-# Model families, and rows that leave the batch.
-
-
 # Learned positions, ALiBi, rotary positions with a window, and windows of some layers.
 MODELS = ("opt", "bloom", "qwen3", "qwen3, window", "gemma3_text")
 

@@ -84,9 +84,6 @@ def test_values_and_gradients_equal_those_of_log_softmax(temperature, with_bias)
         torch.testing.assert_close(*gradients)
 
 
-# In 16 bits.
-
-
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
 @pytest.mark.usefixtures("chunks")
 def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(by):

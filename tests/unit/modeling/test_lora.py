@@ -47,9 +47,6 @@ def randomize_adapters(model):
     return model
 
 
-# Adapted layers and trained weights.
-
-
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
@@ -92,9 +89,6 @@ def test_weights_that_a_recipe_does_not_name_are_frozen(tokenizer):
     }
 
 
-# Merging.
-
-
 @pytest.mark.parametrize(("family", "dtype"), [("opt", "bf16"), ("gpt2", "fp32")])
 def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, tokenizer, tmp_path):
     save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
@@ -129,9 +123,6 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
     config = json.loads((tmp_path / "saved/config.json").read_text())
     assert config["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").dtype == DTYPES[dtype]
-
-
-# Files.
 
 
 @pytest.mark.parametrize(
