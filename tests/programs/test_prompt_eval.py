@@ -190,3 +190,12 @@ def test_every_set_has_prompts_and_pairs():
     assert names == ["en", "ja", "toy", "zh"]
     assert list(dict(read_prompts(names, ROOT / "prompts"))) == names
     assert list(dict(read_prompts(names, ROOT / "prompts/pairs", PAIR_KEYS))) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["- [", "- !!timestamp x", "- !!int {}", "- a\n- ' '", "- {a: b}", "- 3"]
+)
+def test_a_set_that_cannot_be_read_is_one_line(text, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"mine.yaml( is not valid YAML|, entry [12]: exp)[^\n]*$"):
+        list(read_prompts(["mine"], tmp_path))

@@ -95,7 +95,7 @@ def read_prompts(
         path = folder / f"{name}.yaml"
         try:
             content = load_yaml(path.read_text(encoding="utf-8")) or [None]
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, AttributeError, LookupError) as error:
             raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         for number, entry in enumerate(content if isinstance(content, list) else [content], 1):
             texts = entry if isinstance(entry, dict) else {"prompt": entry}
