@@ -33,6 +33,9 @@ CODE = "    if x:\n        return 1\n"
             [("user", "What is Human: for?\nAssistant: a\n\n Human: b")],
             "\n\nHuman: What is Human: for?\nAssistant: a\n\n Human: b\n\nAssistant:",
         ),
+        # Without a marker in front.
+        ([(UNMARKED, "Hi.\n\nAssistant:")], "Hi.\n\nAssistant:"),
+        ([(UNMARKED, "Hi."), ("assistant", "A?")], "Hi.\n\nAssistant: A?\n\nAssistant:"),
     ],
 )
 def test_turns_and_prompts_convert_both_ways(turns, prompt):
@@ -40,22 +43,9 @@ def test_turns_and_prompts_convert_both_ways(turns, prompt):
     assert parse_prompt(prompt) == turns
 
 
-@pytest.mark.parametrize(
-    ("text", "turns", "content"),
-    [
-        ("\nName a fruit:\n    ", [(UNMARKED, "\nName a fruit:\n    ")], "\nName a fruit:\n    "),
-        ("Hello.\n\nAssistant:", [(UNMARKED, "Hello.\n\nAssistant:")], "Hello."),
-        (
-            "Hello.\n\nAssistant: Hi.\n\nHuman: Why?\n\nAssistant:",
-            [(UNMARKED, "Hello."), ("assistant", "Hi."), ("user", "Why?")],
-            "Hello.",
-        ),
-    ],
-)
-def test_a_text_without_a_marker_is_a_turn_of_the_user(text, turns, content):
-    assert parse_prompt(text) == turns
-    assert render_prompt(turns) == text
-    assert messages_of(turns)[0] == {"role": "user", "content": content}
+def test_a_text_without_a_marker_is_a_message_of_the_user():
+    for text, content in (("\nA fruit:\n  ", "\nA fruit:\n  "), ("Hi.\n\nAssistant:", "Hi.")):
+        assert messages_of(parse_prompt(text)) == [{"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize(

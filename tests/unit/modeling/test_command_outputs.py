@@ -6,31 +6,20 @@ import shutil
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from conftest import INIT
 from snakechat.modeling.command_outputs import check_output, write_metrics
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 
 
-@pytest.fixture(scope="module")
-def source(tokenizer, tmp_path_factory):
-    """The folder of a language model."""
-    folder = tmp_path_factory.mktemp("source")
-    save_model(make_causal(INIT, tokenizer, 1), tokenizer, folder)
-    return folder
-
-
 @pytest.fixture
-def output(source, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(source, tmp_path / "output")
+def output(folder, tmp_path):
+    """A copy of the model."""
+    return shutil.copytree(folder, tmp_path / "output")
 
 
-def test_a_copy_of_the_model_is_a_language_model(output, source):
-    check_output(output, source, is_classifier=False)
+def test_a_copy_of_the_model_is_a_language_model(output, folder):
+    check_output(output, folder, is_classifier=False)
     with pytest.raises(InputError, match="expected a sequence classifier with one label"):
-        check_output(output, source, is_classifier=True)
+        check_output(output, folder, is_classifier=True)
 
 
 # A file, its new text or None, and the error.
@@ -47,7 +36,7 @@ def test_a_copy_of_the_model_is_a_language_model(output, source):
         ("model.safetensors", b"damaged", ""),
     ],
 )
-def test_another_folder_is_one_line(file, edit, message, output, source):
+def test_another_folder_is_one_line(file, edit, message, output, folder):
     path = output / file
     if edit is None:
         path.unlink()
@@ -56,7 +45,7 @@ def test_another_folder_is_one_line(file, edit, message, output, source):
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(InputError) as error:
-        check_output(output, source, is_classifier=False)
+        check_output(output, folder, is_classifier=False)
     assert message in str(error.value)
     assert "{output}" in str(error.value) and str(output) not in str(error.value)
 
