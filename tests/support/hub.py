@@ -81,9 +81,9 @@ def missing(what):
     return 404, {"X-Error-Code": f"{what}NotFound"}, b""
 
 
-def serving(kind=Hub):
+def serving():
     """Run a Hub in a thread."""
-    return running(kind())
+    return running(Hub())
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class Stages:
 
     def spec(self, rule, name):
         """Return the spec of a job, whose inputs are made."""
-        settings, inputs = self.describe(rule, name)[:2]
+        settings, inputs = RULES[rule].describe(self.config, name)[:2]
         inputs = {
             key: {"rule": job[0], "name": job[1], "path": str(self.result(*job))}
             for key, job in inputs.items()
@@ -100,10 +100,6 @@ class Stages:
         jobs.write_outcome(job)
         publish_result(job, time.time())
         return job
-
-    def describe(self, rule, name):
-        """Return the description of a job."""
-        return RULES[rule].describe(self.config, name)
 
     def placement(self, rule, name):
         """Return the placement of a job."""

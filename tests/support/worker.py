@@ -162,11 +162,6 @@ def stop_and_resume(folder, placement, settings=None):
 # --- rollouts -----------------------------------------------------------------------------------
 
 
-def reversed_prompts(prompts):
-    """Return each prompt reversed, then the same without its first token."""
-    return [[prompt[::-1][first:] for prompt in prompts] for first in range(2)]
-
-
 def train_on_rollouts(placement):
     """Sample from adapters, and train them on rollouts.
 
@@ -176,8 +171,10 @@ def train_on_rollouts(placement):
     engine = engine_for(policy, placement, {})
     # A prompt at a time: batches have 16 tokens.
     sampler = Sampler([2], 4, 1.0, 2)
+    # Each prompt reversed, and the same without its first token.
+    responses = [[prompt[::-1][first:] for prompt in PROMPTS] for first in range(2)]
     # With 16 tokens per micro-batch, one process has three to four of them.
-    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, CPU)
+    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, CPU)
     run = {"responses": [], "tables": [], "base_tables": [], "losses": []}
     run["mask"] = rollouts.response_mask
     # As a reward function of the first process.

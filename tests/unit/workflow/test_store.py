@@ -259,11 +259,6 @@ def copy_a_folder_alone(tree):
     (tree / "sft/tiny.manifest.json").unlink()
 
 
-def move_to_a_disk(path, disk="disk"):
-    path.rename(disk)
-    path.symlink_to(Path(disk).absolute())
-
-
 @pytest.mark.parametrize("change", [resolve_links, copy_a_folder_alone])
 def test_copies_in_place_of_links_name_what_stays(store, aged, change):
     register(store)
@@ -281,8 +276,8 @@ def test_a_result_stays_whose_parts_links_of_the_user_lead_to(store, aged, path)
 
 
 def lose_a_disk(folder):
-    move_to_a_disk(folder)
-    Path("disk").rename("elsewhere")
+    folder.rename("elsewhere")
+    folder.symlink_to(Path("disk").absolute())
 
 
 def damage_a_copy(tree):
