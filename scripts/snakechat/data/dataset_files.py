@@ -81,8 +81,12 @@ def check_sources(folder: Path, paths: Iterable[str]) -> None:
     blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
     for path in paths:
         target = Path(os.path.realpath(folder / path))
-        if not target.is_file():
-            raise InputError(f"{path} is a broken link, or not a regular file: remove it")
+        # Other bytes are halves of surrogate pairs in the name, and pyarrow opens no such file.
+        if not target.is_file() or re.search("[\ud800-\udfff]", path):
+            raise InputError(
+                f"{path} is a broken link, is not a regular file, or has a name that is not UTF-8:"
+                " remove or rename it"
+            )
         is_inside = any(map(target.is_relative_to, [root, *blobs]))
         if not is_inside and not any((parent / MANIFEST).is_file() for parent in target.parents):
             raise InputError(

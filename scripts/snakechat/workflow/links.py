@@ -299,8 +299,9 @@ def register_root(store: Path, output: Path) -> None:
     # Another machine may have another folder at this path.
     if not (output / IDENTITY).exists():
         write_atomically(output / IDENTITY, secrets.token_hex(16))
-    text = f"{name}\n{(output / IDENTITY).read_text()}"
-    if not path.exists() or path.read_text() != text:
+    # Anything may be in them after a power cut.
+    text = f"{name}\n{(output / IDENTITY).read_text(errors='replace')}"
+    if not path.exists() or path.read_text(errors="replace") != text:
         make_folders(path.parent)
         write_atomically(path, text)
 
@@ -320,7 +321,7 @@ def paths_by_key(store: Path, output: Path) -> dict[str, list[Path]]:
         root = store / (name or "a folder without a name")
         file = root / IDENTITY
         # An empty folder without this file is where a disk is to be mounted.
-        if not file.exists() or file.read_text() != identity:
+        if not file.exists() or file.read_text(errors="replace") != identity:
             raise InputError(
                 f"{root}, which uses this store, does not exist on this machine or cannot be read:"
                 f" trim the store where it does; or, if it was deleted, delete {path} too"

@@ -170,6 +170,7 @@ def test_a_selection_that_nothing_reads_is_an_error(load, tmp_path, path, settin
     [
         (lambda path: path.symlink_to("nowhere"), "rows.jsonl is a broken link"),
         (os.mkfifo, "rows.jsonl is .*not a regular file"),
+        (lambda path: path.with_stem("\udcff").touch(), r"\\udcff.jsonl .* not UTF-8: .* rename"),
         (lambda path: path.symlink_to("../secret"), "rows.jsonl is a link to .*/secret, outside"),
     ],
 )

@@ -206,6 +206,15 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
         (tmp_path / "other/output").mkdir(parents=True, exist_ok=True)
 
 
+def test_a_root_with_other_bytes_after_a_power_cut_is_registered_again(store, aged):
+    register(store)
+    for path in (Path("output/.identity"), *store.glob("roots/*")):
+        path.write_bytes(b"\xff")
+    link_result("output/sft/tiny", aged[0])
+    register(store)
+    assert collect_unneeded(store) == [aged[0]]
+
+
 def test_a_folder_of_another_machine_at_the_same_path_is_unknown(store, aged, monkeypatch):
     shared = store.rename("shared")
     for machine, result in zip("ab", aged, strict=False):
