@@ -140,8 +140,15 @@ def test_equal_shares_have_an_interval_with_a_width():
     assert low == pytest.approx(-high) and 0.5 < high < 1
 
 
+def test_shares_that_vary_little_are_those_of_many_trials():
+    _, (low, high) = mean_with_interval(np.tile([0.4, 0.6], 50), np.arange(100))
+    # The standard error is 0.1 / sqrt(99), and t with 99 degrees of freedom is 1.984.
+    assert high - low == pytest.approx(2 * 1.984 * 0.1 / 99**0.5, rel=0.01)
+
+
 def test_values_that_say_nothing_about_the_variance_have_no_interval():
     assert mean_with_interval(np.full(5, 2.3), np.arange(5)) == (pytest.approx(2.3), None)
+    assert mean_with_interval(np.zeros(5), np.arange(5), 0, 0) == (0, None)
     assert ratio_interval(np.ones(3), np.full(3, 10), np.arange(3)) is None
     assert ratio_interval(np.ones(1), np.ones(1), np.arange(1)) is None
     assert difference_interval([1.0, 1.0], [2.0, 2.0]) is None

@@ -159,3 +159,10 @@ def test_a_job_without_models_has_a_process_on_the_cpu():
     assert jobs["split_dataset", "toy"].placement is SERIAL
     threads = jobs.config.recipe("sft", "tiny")["placement"]["threads"]
     assert jobs["tokenize_sft", "tiny"].placement == replace(SERIAL, threads=threads)
+
+
+def test_an_evaluation_has_the_placement_of_the_recipe_of_its_model():
+    recipes = {"recipes": {"tiny": {"placement": {"deployment": "cpu", "threads": 5}}}}
+    jobs = Jobs(load({"sft": recipes, "reward": recipes}), ROOT)
+    for job in (("prompt_eval", "sft/tiny"), ("rw_eval", "tiny")):
+        assert jobs[job].placement.threads == 5

@@ -194,6 +194,10 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
     assert rows_of(first.tables[3]) == shown
     # Without a decrease, the page leaves out their section.
     assert len(response_sections(lines_of(sft=[("p", "a", 1.0)], rlhf=[("p", "c", 1.0)]), 1)) == 1
+    # A score that one of the models does not have is not shown.
+    lines = [*lines_of(sft=[("p", "a", 1.0)]), {"model": "dpo", "prompt": "p", "response": "c"}]
+    [section] = response_sections(lines, 1)
+    assert rows_of(section.tables[0]) == {"SFT": ["a"], "DPO": ["c"]}
     # SFT and DPO have no decrease, and the rows themselves have no score.
     [section] = response_sections(
         [{"model": model, "prompt": "p", "response": "a"} for model in ("data", "base", "sft")], 1
