@@ -73,6 +73,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert rows["mean score of chosen responses"].count("<td>") == 2
     assert ">1.50<" in rows["mean score of chosen responses"]
     assert ">0.438<" in rows["loss (nats per row) before training"]
+    assert "original: of a training log" in text and "tiny, original" not in text
     assert copy.planned(target) == set()
     log.write_text("\n" + log.read_text())
     assert copy.planned(target) == {"draw_page"}

@@ -110,17 +110,19 @@ ROLLOUTS = SimpleNamespace(
     ended=torch.ones(4, dtype=torch.bool),
     examples="token ids",
     decode=lambda: (["p", "q", "p", "q"], ["a", "bb", "ccc", "dddd"]),
+    response_texts=list,
 )
 
 
-def score(monkeypatch, **functions):
-    """Return the scores of ROLLOUTS by functions, given as (weight, scores)."""
+def score(monkeypatch, judges=(), **functions):
+    """Return the scores of ROLLOUTS by judges and by functions, given as (weight, scores)."""
     monkeypatch.setattr(rewards, "function_columns", lambda *_: {})
     functions = {
         name: (weight, lambda *_, found=found: np.array(found))
         for name, (weight, found) in functions.items()
     }
-    return RewardSum([], functions, None).score(ROLLOUTS, 1, ROWS)
+    texts = SimpleNamespace(prompts=list)
+    return RewardSum([], functions, texts, judges).score(ROLLOUTS, 1, ROWS)
 
 
 def test_only_rank_0_calls_functions(monkeypatch):
@@ -155,6 +157,11 @@ def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
     metrics = scores.metrics()
     assert metrics["objective/scores"] == pytest.approx(20 / 3)
     assert metrics["rewards/math/mean"] == 2 and metrics["rewards/math/missing"] == 0.5
+    assert score(monkeypatch, math=(1.0, [nan] * 4)).metrics() == {"rewards/math/missing": 1}
+    # The rating of a judge counts without a score of a function.
+    judge = SimpleNamespace(name="wise", rate=lambda *_: np.arange(4.0))
+    rated = score(monkeypatch, [(2.0, judge)], math=(1.0, [nan, nan, 1, 1]))
+    assert rated.sum.tolist() == [0, 2, 5, 7]
     # The others are normalized as if there were no such response: mean 5, deviation sqrt(18).
     normalized = normalize(make("first"), 2.0, 5.0, nan, 8.0)
     assert normalized == pytest.approx([-(1.5**0.5), 0, nan, 1.5**0.5], nan_ok=True)

@@ -1,5 +1,6 @@
 """The reward functions that the project ships, by what they score."""
 
+import signal
 import time
 
 from snakechat.algorithms.reward_functions import load_functions
@@ -69,13 +70,14 @@ def test_json_schema():
 
 def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
-    started = time.monotonic()
+    started, handler = time.monotonic(), signal.getsignal(signal.SIGALRM)
     # No float holds the integer; the pattern takes 2^40 steps.
     assert scores("json_schema", ["1" + "0" * 400, "4"], schema={"multipleOf": 0.5}) == [0, 1]
     hangs = f'"{"a" * 40}!"'
     assert scores("json_schema", [hangs, '"aa"'], schema={"pattern": "^(a+)+$"}) == [0, 1]
     assert scores("format_match", [hangs, '"aa"'], pattern='"(a+)+"') == [0, 1]
     assert time.monotonic() - started < 10
+    assert signal.getsignal(signal.SIGALRM) == handler
     log = capfd.readouterr().err
     assert "scored 0: has_schema: OverflowError: " in log
     assert "scored 0: has_format: TimeLimit: took more than 0.2 s" in log
