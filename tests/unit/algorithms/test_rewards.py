@@ -84,6 +84,10 @@ def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, ch
 def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer, chatml):
     assert choose_encoder(tokenizer, False, "dialogue", tokenizer, "dialogue") is None
     assert choose_encoder(toy(290), True, "dialogue", tokenizer, "dialogue")
+    # Another token, which the sample does not have.
+    other = toy()
+    other.add_tokens(["xylophone"])
+    assert choose_encoder(other, False, "dialogue", tokenizer, "dialogue")
     assert choose_encoder(chatml, False, "chat", chatml, "dialogue")
     # Behind <|im_end|>, ChatML has a line break, at which a classifier scores.
     assert choose_encoder(chatml, True, "chat", chatml, "chat")
