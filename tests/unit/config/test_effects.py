@@ -136,6 +136,11 @@ def test_other_spellings_of_a_value_make_the_same_spec(stage, settings, others):
     assert len({digest([each.settings for each in both]) for both in found}) == 1
 
 
+def test_an_evaluation_has_the_judge_that_compares_responses():
+    found = descriptions(TWO | {"evaluation": {"llm_judge": "b"}})
+    assert [[*each.settings["llm_judges"]] for each in found] == [[], ["b"]]
+
+
 def test_requests_to_a_judge_have_one_spelling():
     parameters = [{"temperature": zero, "more": {"seeds": [zero, 0.5]}} for zero in (0.0, 0, -0.0)]
     judges = [{**JUDGE, "parameters": each} for each in parameters]
