@@ -159,7 +159,7 @@ def evaluate_sequences(
     function: returns a value for each sequence [S] of a batch.
     """
     lengths = examples.prompt_lengths + examples.response_lengths
-    check_sequence_length(module.model, int(lengths.max(initial=0)))
+    check_sequence_length(module.model, int(lengths.max()))
     values = torch.zeros(lengths.shape, dtype=torch.float64)
     device, rows = next(module.parameters()).device, np.arange(len(examples))
     progress, done = ProgressLines("evaluation", "rows", len(rows)), 0

@@ -48,6 +48,10 @@ def test_a_text_without_a_marker_is_a_message_of_the_user():
         assert messages_of(parse_prompt(text)) == [{"role": "user", "content": content}]
 
 
+def test_the_definitions_of_tools_are_not_a_message():
+    assert messages_of([("tools", "[]"), ("user", "Hi.")]) == [{"role": "user", "content": "Hi."}]
+
+
 @pytest.mark.parametrize(
     ("text", "turns"),
     [

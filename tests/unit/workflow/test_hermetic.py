@@ -7,6 +7,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,9 @@ from conftest import ROOT
 from snakechat.workflow import publishing
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.kernel_limits import NETWORK_VERSION, landlock_version
-from snakechat.workflow.publishing import hermetic_version, import_reward_functions
+from snakechat.workflow.processes import SERIAL
+from snakechat.workflow.publishing import hermetic_version, import_reward_functions, limits_of
+from support.specs import EMPTY_SPEC
 
 FILES = {
     "other/data.json": '{"a": 1}',
@@ -128,6 +132,28 @@ def test_without_landlock_builds_run_and_unit_tests_do_not():
     tests, limits = process.stdout.splitlines()
     assert tests.startswith("unit tests of responses need Landlock")
     assert limits.startswith("hermetic: require needs version 4 of Landlock")
+
+
+@pytest.mark.parametrize(
+    ("settings", "judges", "has_network"),
+    [
+        ({}, {}, False),
+        ({"hub": "a/b"}, {}, True),
+        ({"network": True}, {}, True),
+        ({}, {"a": 1}, True),
+    ],
+)
+def test_jobs_that_download_or_ask_a_judge_have_a_network(
+    settings, judges, has_network, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folders = {name: Path(name) for name in ("result", "states", "log_folder")}
+    options = SimpleNamespace(stores=["store"], versions={}, python=None, llm_judges=judges)
+    spec = EMPTY_SPEC | {"settings": settings}
+    job = SimpleNamespace(
+        spec=spec, options=options, inputs={}, target=Path("a/b"), placement=SERIAL, **folders
+    )
+    assert limits_of(job, [], [])["network"] == has_network
 
 
 # --- reward functions, before the first job -----------------------------------------------------
