@@ -10,17 +10,6 @@ from snakechat.workflow.errors import InputError
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 548105171\n"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The files of a model with a tokenizer of two files."""
-    for name in ("config.json", "vocab.json", "tokenizer_config.json"):
-        (tmp_path / name).write_text("{}")
-    (tmp_path / "merges.txt").write_text("a b")
-    save_file({"a": torch.ones(1000)}, tmp_path / "model.safetensors")
-    torch.save({"a": torch.ones(1000)}, tmp_path / "pytorch_model.bin")
-    return tmp_path
-
-
 def test_files_of_a_model_are_selected():
     kept = ["config.json", "generation_config.json", "merges.txt"]
     kept += ["spiece.model", "tokenizer.json", "chat_template.jinja"]
@@ -39,19 +28,25 @@ def test_files_of_a_model_are_selected():
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "error"),
+    ("name", "content", "error"),
     [
         # Before it is read as JSON.
-        ("vocab.json", lambda _: POINTER.encode(), "is a Git LFS pointer instead of the file: run"),
-        ("config.json", lambda _: b"<!doctype html>", r"is damaged \(.*\): download it again$"),
+        ("vocab.json", POINTER, "is a Git LFS pointer instead of the file: run"),
+        ("config.json", "<!doctype html>", r"is damaged \(.*\): download it again$"),
         ("config.json", None, "is missing: add it from the repository"),
         ("merges.txt", None, "is missing: add it from the repository"),
     ],
 )
-def test_a_file_that_was_not_downloaded_whole_is_named(folder, name, change, error):
-    content = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if change:
-        (folder / name).write_bytes(change(content))
+def test_a_file_that_was_not_downloaded_whole_is_named(tmp_path, name, content, error):
+    # The files of a model with a tokenizer of two files.
+    for text_file in ("config.json", "vocab.json", "tokenizer_config.json"):
+        (tmp_path / text_file).write_text("{}")
+    (tmp_path / "merges.txt").write_text("a b")
+    save_file({"a": torch.ones(1000)}, tmp_path / "model.safetensors")
+    torch.save({"a": torch.ones(1000)}, tmp_path / "pytorch_model.bin")
+    check_files(tmp_path)
+    (tmp_path / name).unlink()
+    if content:
+        (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=f"^{name} {error}"):
-        check_files(folder)
+        check_files(tmp_path)

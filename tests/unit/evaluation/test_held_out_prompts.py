@@ -40,9 +40,8 @@ def test_prompts_are_drawn_in_proportion(tmp_path, kept_of, weight, num_prompts,
     assert (rows, datasets) == again != other
 
 
-@pytest.fixture
-def inputs(tmp_path):
-    """A dataset with four training rows: sft has the first two, reward the last two."""
+def test_contamination_of_each_phase(tmp_path, capsys):
+    # Of four training rows, sft has the first two, reward the last two.
     records, rows = tmp_path / "records", tmp_path / "rows"
     records.mkdir()
     rows.mkdir()
@@ -50,10 +49,7 @@ def inputs(tmp_path):
     write_split(records / "train.parquet", map(make_record, texts))
     np.save(rows / "sft.train.npy", np.array([0, 1]))
     np.save(rows / "reward.train.npy", np.array([2, 3]))
-    return {"records.a": records, "rows.a": rows}
-
-
-def test_contamination_of_each_phase(inputs, capsys):
+    inputs = {"records.a": records, "rows.a": rows}
     prompts = ["Who are you?\n", "who are you", "What is 2 * 2?", "Where?"]
     counts = count_contamination(prompts, {"a": ["sft", "reward"]}, inputs)
     assert counts == {"sft/a": 2, "reward/a": 2}
