@@ -140,6 +140,13 @@ def test_shares_that_vary_little_are_those_of_many_trials():
     assert high - low == pytest.approx(2 * 1.984 * 0.1 / 99**0.5, rel=0.01)
 
 
+def test_interval_of_a_share_by_hand():
+    # Eight of ten, as 9 * (1.960 / 2.262) ** 2 = 6.756 trials: quantiles of the beta distributions
+    # of 5.405 and 2.351, and of 6.405 and 1.351.
+    _, interval = mean_with_interval(np.arange(10) < 8, np.arange(10))
+    assert interval == pytest.approx([0.3572, 0.9883], abs=1e-4)
+
+
 def test_values_that_say_nothing_about_the_variance_have_no_interval():
     assert mean_with_interval(np.full(5, 2.3), np.arange(5)) == (pytest.approx(2.3), None)
     assert mean_with_interval(np.zeros(5), np.arange(5), 0, 0) == (0, None)
