@@ -268,7 +268,7 @@ def _error(text: str, message: str | None, log: str) -> str:
         return f"error: {printable_line(message.strip())}"
     return (
         "error: a job was killed before it could say why, by a person, a limit of a cluster, or the"
-        f" kernel when memory ran out: {log}"
+        f" kernel when memory ran out, or the disk of its log is full: {log}"
     )
 
 

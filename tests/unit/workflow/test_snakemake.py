@@ -91,7 +91,7 @@ def test_a_target_without_a_rule_says_what_targets_are(messages):
 
 KILLED = (
     "error: a job was killed before it could say why, by a person, a limit of a cluster, or the"
-    " kernel when memory ran out: "
+    " kernel when memory ran out, or the disk of its log is full: "
 )
 OF_SHELL = "sh: line 1: /x/python: not found"
 # The end of logs, what a cluster's plugin says, and the error.
