@@ -59,13 +59,23 @@ PromptSets = Annotated[list[Name], Field(min_length=1)]
 
 # A variable of a chat template, apart from those that every rendering sets.
 RESERVED = "messages|tools|documents|add_generation_prompt|[a-z]+_token"
-TemplateVariable = Annotated[str, StringConstraints(pattern=rf"^(?!({RESERVED})\Z)[A-Za-z_]\w*\Z")]
+TemplateVariable = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"(?#a variable that renderings do not set)^(?!({RESERVED})\Z)[A-Za-z_]\w*\Z"
+    ),
+]
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
+    str,
+    StringConstraints(
+        pattern=r"(?#NAME or OWNER/NAME)^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z"
+    ),
 ]
 # Files inside the source.
-Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
+Glob = Annotated[
+    str, StringConstraints(pattern=r"(?#files inside the source)^(?!/|(.*/)?[.][.](/|\Z)).+\Z")
+]
 ColumnList = Annotated[list[NonEmptyText], Field(min_length=1)]
 
 
@@ -96,7 +106,7 @@ class Split(Settings):
     by: Literal["row", "prompt"]
 
 
-RowDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]
+RowDigest = Annotated[str, StringConstraints(pattern=r"(?#32 hexadecimal digits)^[0-9a-f]{32}\Z")]
 
 
 class DatasetKeys(Entry):
@@ -132,7 +142,9 @@ class SourceDataset(DatasetKeys, Source):
         Regex, ReadIf(lambda settings: settings["format"] != PROMPTS, "with format: prompt")
     ] = ABSENT
     # A text around the last turn of the user.
-    prompt_template: Annotated[str, StringConstraints(pattern=r"\{prompt\}"), OF_DIALOGUES] = ABSENT
+    prompt_template: Annotated[
+        str, StringConstraints(pattern=r"(?#a text with {prompt})\{prompt\}"), OF_DIALOGUES
+    ] = ABSENT
     system: Annotated[NonEmptyText, OF_DIALOGUES] = ABSENT
     name: NonEmptyText = ABSENT
     train: Glob = ABSENT

@@ -33,7 +33,9 @@ from snakechat.config.settings import (
 )
 
 # The name of a variable that a placement sets, or that has the key of a judge.
-EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+EnvironmentVariable = Annotated[
+    str, StringConstraints(pattern=r"(?#letters, digits and '_')^[A-Za-z_][A-Za-z0-9_]*\Z")
+]
 
 
 def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +292,8 @@ class GenerationRecipe(GenerationSettings, RecipeKeys):
 MetricName = Annotated[
     str,
     StringConstraints(
-        pattern=rf"^(?!(items|intervals_95)\Z)[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z"
+        pattern=r"(?#a name as recipes have, other than items and intervals_95)"
+        rf"^(?!(items|intervals_95)\Z)[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z"
     ),
 ]
 # A glob of files in {output}, and the keys that lead to a number or to a list of numbers.
@@ -319,7 +322,12 @@ class LlmJudge(Settings):
     )
 
     # Records of runs have it and are public: a user name, a password or a query is an error.
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
+    url: Annotated[
+        str,
+        StringConstraints(
+            pattern=r"(?#http://HOST/PATH or https://HOST/PATH)^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z"
+        ),
+    ]
     key_env: EnvironmentVariable = ABSENT
     requests_per_minute: Positive = ABSENT
     concurrency: Count = 8
@@ -392,7 +400,10 @@ class Sections(Settings):
     save_steps: Count
     hermetic: Literal["auto", "require", "off"]
     store: NonEmptyText
-    store_max_size: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[KMGT]\Z")] | None
+    store_max_size: (
+        Annotated[str, StringConstraints(pattern=r"(?#a size such as 500G)^\d+(\.\d+)?[KMGT]\Z")]
+        | None
+    )
     language: Literal["en", "zh"]
     container: NonEmptyText | None
     prompt_sets: PromptSets

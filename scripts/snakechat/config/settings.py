@@ -180,9 +180,13 @@ DecayRate = Annotated[float, Field(ge=0, lt=1), IS_NUMBER]
 # The suffixes of files beside results and logs: no result may have such a name.
 NAME_END = r"(?<![.]json)(?<![.]html)(?<![.]log)"
 # No slash, no space and no leading dot: a name is a path below output/ that needs no quoting. File
-# systems allow 255 bytes, of which suffixes need some.
+# systems allow 255 bytes, of which suffixes need some. Errors show the comment of a pattern.
 Name = Annotated[
-    str, StringConstraints(pattern=rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z")
+    str,
+    StringConstraints(
+        pattern=r"(?#up to 200 letters, digits, '_', '.' and '-', a letter or digit first,"
+        rf" without .json, .html or .log at the end)^[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z"
+    ),
 ]
 
 # --- training -----------------------------------------------------------------------------------

@@ -203,6 +203,8 @@ def dataset(**settings):
         (dataset(path="x", generate="shop"), "datasets.mine.generate: an entry has either path"),
         (tiny("sft", lora_rank=True), "sft.recipes.tiny.lora_rank: expected a number, found True"),
         ({"sft": {"recipes": {1.3: {}}}}, "sft.recipes: Input should be a valid string, found 1.3"),
+        ({"sft": {"recipes": {"a b": {}}}}, "sft.recipes.a b: expected up to 200 letters"),
+        (dataset(hub="a/b/c"), "datasets.mine.hub: expected NAME or OWNER/NAME, found 'a/b/c'"),
     ],
 )
 def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form(values, message):
