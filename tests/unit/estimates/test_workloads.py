@@ -86,20 +86,6 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
     assert kept == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
-def test_the_gradient_of_a_tied_output_layer_is_kept_for_the_embeddings():
-    tied, untied = (
-        activation_peak(
-            ModelSpec(
-                json.dumps(OPT | {"vocab_size": 5000, "tie_word_embeddings": is_tied}), SFT, "fp32"
-            ),
-            BatchShape(sequences=512, length=64, targets=1),
-            True,
-        )
-        for is_tied in (True, False)
-    )
-    assert tied - untied == 4 * 5000 * 64
-
-
 # --- a process ----------------------------------------------------------------------------------
 
 GPU = 80 << 30
@@ -143,16 +129,6 @@ def test_sampling_takes_whole_weights_and_the_tokens_of_the_placement():
     assert memory["cache"] == 1000 * 2 * 2 * 24 * 2048
     # A small GPU gathers a layer at a time.
     assert memory_of(model, 3, gpu_memory=1 << 30)[0] == "training"
-
-
-def test_models_that_a_job_has_one_at_a_time_share_the_memory():
-    model = opt_spec("opt-1.3b")
-    runs = [Run(model, 0, forwards=1), Run(model, 0, forwards=1)]
-    workload = Workload(runs, 0, 1, 1, BatchShape(1, 64, 1))
-    for at_a_time in (1, 2):
-        workload = workload._replace(one_at_a_time=at_a_time == 1)
-        _, memory = peak_memory(workload, Placement(gpus_per_node=1), GPU)
-        assert memory["weights"] == at_a_time * model.weight_bytes
 
 
 # --- hours by hand -------------------------------------------------------------------------------

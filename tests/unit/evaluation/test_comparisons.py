@@ -134,12 +134,6 @@ def test_equal_shares_have_an_interval_with_a_width():
     assert low == pytest.approx(-high) and 0.5 < high < 1
 
 
-def test_shares_that_vary_little_are_those_of_many_trials():
-    _, (low, high) = mean_with_interval(np.tile([0.4, 0.6], 50), np.arange(100))
-    # The standard error is 0.1 / sqrt(99), and t with 99 degrees of freedom is 1.984.
-    assert high - low == pytest.approx(2 * 1.984 * 0.1 / 99**0.5, rel=0.01)
-
-
 def test_interval_of_a_share_by_hand():
     # Eight of ten, as 9 * (1.960 / 2.262) ** 2 = 6.756 trials: quantiles of the beta distributions
     # of 5.405 and 2.351, and of 6.405 and 1.351.

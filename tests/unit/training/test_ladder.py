@@ -118,29 +118,15 @@ def test_errors_of_libraries_without_memory_are_known(message):
     assert not is_out_of_memory(ValueError("memory"))
 
 
-@pytest.mark.parametrize(
-    ("steps_left", "changes", "compiled"),
-    [
-        # The layers, and then whether the process chooses for compiled ones.
-        (101, {}, ["stage 2", True]),
-        # In ten minutes, compiling takes longer than it saves.
-        (100, {}, []),
-        (101, {"compile": False}, []),
-        (101, {"gpus_per_node": 0}, []),
-    ],
-)
-def test_layers_are_compiled_if_the_steps_left_take_long(
-    steps_left, changes, compiled, monkeypatch
-):
-    found, job = [], SimpleNamespace(placement=replace(NODE, **changes), spec={})
+# The layers, and then whether the process chooses for compiled ones.
+@pytest.mark.parametrize(("steps_left", "compiled"), [(101, ["layers", True]), (100, [])])
+def test_layers_are_compiled_if_the_steps_left_take_long(steps_left, compiled, monkeypatch):
+    found, job = [], SimpleNamespace(placement=NODE, spec={})
     monkeypatch.setattr(trainer, "can_compile", lambda: True)
     monkeypatch.setattr(trainer, "choose_device", lambda placement: found.append(placement.compile))
     monkeypatch.setattr(trainer, "compile_layers", found.append)
     monkeypatch.setattr(trainer, "model_size", lambda _: {"weights": 1e9})
-    engines = [
-        SimpleNamespace(stage=stage, module=SimpleNamespace(model=f"stage {stage}"))
-        for stage in (2, 3)
-    ]
+    engine = SimpleNamespace(stage=2, module=SimpleNamespace(model="layers"))
     training = SimpleNamespace(job=job, timer=SimpleNamespace(seconds={"train": 5, "sample": 1}))
-    trainer.Training._compile(training, engines, steps_left)
+    trainer.Training._compile(training, [engine], steps_left)
     assert found == compiled

@@ -134,26 +134,14 @@ def test_without_landlock_builds_run_and_unit_tests_do_not():
     assert limits.startswith("hermetic: require needs version 4 of Landlock")
 
 
-@pytest.mark.parametrize(
-    ("settings", "judges", "has_network"),
-    [
-        ({}, {}, False),
-        ({"hub": "a/b"}, {}, True),
-        ({"network": True}, {}, True),
-        ({}, {"a": 1}, True),
-    ],
-)
-def test_jobs_that_download_or_ask_a_judge_have_a_network(
-    settings, judges, has_network, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("judges", [{}, {"wise": 1}])
+def test_a_job_that_asks_a_judge_has_a_network(judges, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = {name: Path(name) for name in ("result", "states", "log_folder")}
-    options = SimpleNamespace(stores=["store"], versions={}, python=None, llm_judges=judges)
-    spec = EMPTY_SPEC | {"settings": settings}
-    job = SimpleNamespace(
-        spec=spec, options=options, inputs={}, target=Path("a/b"), placement=SERIAL, **folders
-    )
-    assert limits_of(job, [], [])["network"] == has_network
+    options = {"stores": ["store"], "versions": {}, "python": None, "llm_judges": judges}
+    job = {name: Path(name) for name in ("target", "result", "states", "log_folder")}
+    job |= {"spec": EMPTY_SPEC, "options": SimpleNamespace(**options), "inputs": {}}
+    job["placement"] = SERIAL
+    assert limits_of(SimpleNamespace(**job), [], [])["network"] == bool(judges)
 
 
 # --- reward functions, before the first job -----------------------------------------------------

@@ -2,9 +2,7 @@
 
 import logging
 import shlex
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from snakemake.api import SnakemakeApi
@@ -14,7 +12,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     REPLACED,
     REPLACED_ON_KUBERNETES,
-    call_at_builds,
     change_messages,
     check_names,
 )
@@ -30,20 +27,6 @@ def test_a_snakemake_without_a_name_that_is_replaced_is_rejected():
     for name in names:
         with pytest.raises(InputError, match=f"has no {name}s, and this workflow needs 9.27"):
             check_names([f"{name}s"])
-
-
-def test_a_build_calls_functions_around_the_choices_of_its_scheduler():
-    def execute(_, *, scheduler_plugin):
-        assert scheduler_plugin.scheduler().select_jobs("a") == "a"
-
-    made = SimpleNamespace(select_jobs=lambda job: job)
-    plugin = SimpleNamespace(scheduler=lambda: made)
-    build = SimpleNamespace(dryrun_exec=False, touch_exec=False)
-    workflow, calls = SimpleNamespace(is_main_process=True, execute=execute), []
-    names = "begin", "start", "finish"
-    call_at_builds(workflow, *(partial(calls.append, name) for name in names))
-    workflow.execute(SimpleNamespace(common_settings=build), scheduler_plugin=plugin)
-    assert calls == ["begin", "start", "start", "finish"]
 
 
 # --- options ------------------------------------------------------------------------------------
