@@ -118,11 +118,13 @@ def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
         problems.setdefault(rank, []).append((path, each))
     relevant = problems[max(problems)]
     path, first = relevant[0]
-    messages = [each["msg"].removeprefix("Value error, ") for at, each in relevant if at == path]
     # The comment of a pattern says in words what it allows (snakechat.config.settings.Name).
-    pattern = r"String should match pattern '\(\?#(.*?)\).*'"
-    texts = (re.sub(pattern, r"expected \1", message) for message in messages)
-    message = " or ".join(dict.fromkeys(texts))
+    texts = [
+        re.sub(r"^String should match pattern '\(\?#(.*?)\).*", r"expected \1", each["msg"])
+        for at, each in relevant
+        if at == path
+    ]
+    message = " or ".join(dict.fromkeys(text.removeprefix("Value error, ") for text in texts))
     shown = [text if text.isprintable() else repr(text) for text in map(str, path)]
     if first["type"] == "missing":
         message = "this key is required"
