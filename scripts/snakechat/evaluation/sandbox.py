@@ -99,6 +99,7 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
         f"import sys; sys.path.append({str(SCRIPTS)!r});"
         f" from {run_in_sandbox.__module__} import run_in_sandbox; run_in_sandbox()"
     )
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     with (
         tempfile.TemporaryDirectory() as folder,
         # A file, whose size the sandbox limits: code that floods its output fills no memory.
@@ -108,10 +109,7 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
         line.write(json.dumps(request).encode() + b"\n")
         line.seek(0)
         process = subprocess.Popen(
-            [
-                os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info)),
-                *("-I", "-S", "-B", "-c", start),
-            ],
+            [str(Path(sys.base_prefix, "bin", python)), "-I", "-S", "-B", "-c", start],
             stdin=line,
             stdout=output,
             stderr=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """What all trainings have in common: processes and placement, the model, the loop of steps.
 
 A trainer computes and updates in each step. A run that is interrupted after the updates of a step
-evaluates and logs this step when it resumes. A process that runs out of memory notes
-the next rung (snakechat/training/rungs.py) and ends: the launcher starts all processes again.
+evaluates and logs this step when it resumes. A process that runs out of memory notes the next rung
+(snakechat/training/rungs.py) and ends: the launcher starts all processes again.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
 the facts that the job found out, and lists the size and sha256 of every file of the result. It has
 no times, and names only where pages or metrics show them. Two builds of one spec write the same
-bytes, so that a digest of the manifest identifies the result.
+bytes. Its own digest shows whether it is damaged.
 
 An input counts by its content, that is by its files: a result stays up to date if an input was
 rebuilt and came out the same ("early cutoff": Mokhov, Mitchell and Peyton Jones, Build Systems a la
