@@ -3,7 +3,12 @@
 import json
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 PROMPT = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
 
@@ -54,6 +59,17 @@ def test_chat_model_loads_and_responds(tiny):
     text = tokenizer.decode(response[tokens.input_ids.shape[1] :], skip_special_tokens=True)
     assert text.startswith(" Hello Carl, get a hat at the boutique.")
     assert response[-1] == tokenizer.eos_token_id
+
+
+def test_reward_model_loads_and_scores(tiny):
+    folder = tiny.folder / "output/reward/tiny"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    good = f"{PROMPT} Hello Carl, get a hat at the boutique. You are welcome!</s>"
+    bad = f"{PROMPT} Hello Fay, get a pie at the garage. Now go away!</s>"
+    with torch.no_grad():
+        scores = model(**tokenizer([good, bad], return_tensors="pt", padding=True)).logits[:, 0]
+    assert scores[0] > scores[1] + 1
 
 
 def test_a_finished_build_has_nothing_to_do_no_partial_results_and_no_pickled_weights(tiny):

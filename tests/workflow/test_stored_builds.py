@@ -106,3 +106,41 @@ def test_a_store_that_is_read_only_is_read_and_new_results_go_to_the_own_store(w
     assert {path.name for path in (second.folder / "output/store").iterdir()} >= {"init_model"}
     first.build(TARGET)
     assert contents(first) == contents(second)
+
+
+SWEEP = """
+sft: {recipes: {tiny: {epochs: 1}}}
+dpo: {recipes: {tiny: {epochs: 1, dtype: fp32}}}
+sweeps:
+  rates: {stage: dpo, recipe: tiny, over: {learning_rate: [0.001, 0.002], seed: [1, 2, 3]}}
+"""
+
+
+def test_a_sweep_tokenizes_once_and_computes_its_reference_once(workflow):
+    sweep = workflow("first")
+    (sweep.folder / "sweep.yaml").write_text(SWEEP)
+    sweep.options = (*sweep.options, "--configfile", "sweep.yaml")
+    output = sweep.build("output/compare/dpo/rates.html", "--until", "compute_reference")
+    assert output.count("Computing the reference log-probabilities") == 6
+    store = sweep.folder.parent / "shared"
+    assert [
+        len(list(store.glob(f"{rule}/*"))) for rule in ("tokenize_dpo", "compute_reference")
+    ] == [1, 1]
+
+
+def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
+    build = workflow("first")
+    # A model that was built for a page has no report yet.
+    build.build("output/eval/sft/tiny.manifest.json")
+    assert build.planned("output/sft/tiny") == {"draw_report"}
+    build_without_forks(build, "output/sft/tiny")
+    model = build.folder / "output/sft/tiny"
+    assert (model / "evaluation/metrics.json").samefile(
+        build.folder / "output/eval/sft/tiny/metrics.json"
+    )
+    assert (model / "report/report.html").exists() and (model / "README.md").exists()
+    assert build.planned("output/sft/tiny") == set()
+    assert build.run("python", "scripts/verify.py").returncode == 0
+    # As people copy it.
+    assert build.run("cp", "-rL", "output/sft/tiny", "copied").returncode == 0
+    assert (build.folder / "copied/model.safetensors").read_bytes()
